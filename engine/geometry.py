@@ -72,18 +72,7 @@ def talker_shapes(config: dict[str, Any]) -> dict[str, Shape]:
     return shapes | _layers(f"{predictor}model.", p)
 
 
-_LANGUAGES = (
-    "chinese",
-    "english",
-    "german",
-    "italian",
-    "portuguese",
-    "spanish",
-    "japanese",
-    "korean",
-    "french",
-    "russian",
-)
+_LANGUAGES = tuple("chinese english german italian portuguese spanish japanese korean french russian".split())
 _SPEAKERS = ("vivian", "serena", "uncle_fu", "dylan", "eric", "ryan", "aiden", "ono_anna", "sohee")
 
 
