@@ -1,0 +1,317 @@
+"""The codec's scheduler, without a model: plain values in, decisions out."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ConfigError, InvalidRequest
+from engine.scheduler import (
+    CHUNK_SCHEDULES,
+    TASK_GATE,
+    CodecQueue,
+    CodecStream,
+    SchedulerSettings,
+    check_schedule,
+    next_batch,
+    next_boundary,
+    playback_end,
+)
+
+RAMP = CHUNK_SCHEDULES["latency"]
+
+
+def stream(name: str, **fields) -> CodecStream:
+    values = {"arrival": 0, "produced": 0, "decoded": 0, "ended": False, "schedule": RAMP, **fields}
+    return CodecStream(name, **values)
+
+
+# --- the chunk schedule ---------------------------------------------------------------------------------------
+
+
+def test_borders_follow_the_schedule_and_the_last_size_repeats():
+    borders, at = [], 0
+    for _ in range(8):
+        at = next_boundary(at, RAMP)
+        borders.append(at)
+    assert borders == [1, 3, 7, 15, 27, 39, 51, 63]
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 500))
+def test_next_border_is_the_smallest_border_after(schedule, decoded):
+    borders = list(accumulate([*schedule, *[schedule[-1]] * 510]))
+    assert next_boundary(decoded, tuple(schedule)) == min(b for b in borders if b > decoded)
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (1, -2), (251,), (1.5,), (True,), ("4",), (1,) * 65])
+def test_bad_schedule_is_refused_by_name(bad):
+    with pytest.raises(InvalidRequest) as caught:
+        check_schedule(bad)
+    assert caught.value.field == "chunk_schedule"
+
+
+@pytest.mark.parametrize(
+    ("fields", "culprit"),
+    [
+        ({"schedule": ()}, "schedule"),
+        ({"max_batch": 0}, "max_batch"),
+        ({"admission": 0}, "admission"),
+        ({"admission": {"base": 0}}, "admission"),
+        ({"lead_s": -1.0}, "lead_s"),
+        ({"patience_s": math.nan}, "patience_s"),
+        ({"captured": frozenset({(0, 4)})}, "captured"),
+    ],
+)
+def test_bad_settings_name_their_field(fields, culprit):
+    with pytest.raises(ConfigError) as caught:
+        SchedulerSettings(**fields)
+    assert caught.value.field == culprit
+
+
+# --- single decisions -----------------------------------------------------------------------------------------
+
+
+def test_an_incomplete_chunk_waits_and_an_ended_one_flushes():
+    waiting = stream("a", produced=2, decoded=1)
+    assert next_batch([waiting], SchedulerSettings(), now=0) is None
+    flushed = next_batch([stream("a", produced=2, decoded=1, ended=True)], SchedulerSettings(), now=0)
+    assert (flushed.frames, flushed.streams) == (1, ("a",))
+
+
+def test_a_done_stream_asks_for_nothing():
+    assert next_batch([stream("a", produced=5, decoded=5, ended=True)], SchedulerSettings(), now=0) is None
+
+
+def test_order_is_urgent_then_first_chunks_then_the_rest():
+    streams = [
+        stream("rest", arrival=0, produced=3, decoded=1, plays_until=12.0),
+        stream("first", arrival=1, produced=1, ready_since=10.0),
+        stream("urgent", arrival=2, produced=3, decoded=1, plays_until=10.1),
+        stream("late", arrival=3, produced=3, decoded=1, plays_until=9.0),
+    ]
+    order = []
+    while streams:
+        batch = next_batch(streams, SchedulerSettings(batching=False), now=10.0)
+        order += batch.streams
+        streams = [s for s in streams if s.id not in batch.streams]
+    assert order == ["late", "urgent", "first", "rest"]
+
+
+def test_a_first_chunk_that_waited_long_goes_before_streams_that_are_merely_urgent():
+    streams = [
+        stream("urgent", arrival=0, produced=3, decoded=1, plays_until=10.1),
+        stream("first", arrival=1, produced=1, ready_since=9.0),
+    ]
+    assert next_batch(streams, SchedulerSettings(batching=False), now=10.0).streams == ("first",)
+
+
+def test_a_batch_holds_equal_frame_counts_only():
+    streams = [
+        stream("a", arrival=0, produced=1),
+        stream("b", arrival=1, produced=3, decoded=1, plays_until=99.0),
+        stream("c", arrival=2, produced=1),
+    ]
+    batch = next_batch(streams, SchedulerSettings(), now=0)
+    assert (batch.frames, batch.streams) == (1, ("a", "c"))
+
+
+def test_captured_sizes_limit_the_batch_and_cut_the_frames():
+    captured = frozenset({(1, 1), (2, 1), (1, 4), (4, 4), (8, 4)})
+    limits = SchedulerSettings(max_batch=6, captured=captured)
+    assert [limits.batch_limit(n) for n in (1, 4, 7)] == [2, 6, 6]
+    assert [limits.runnable(n) for n in (1, 3, 4, 7, 12)] == [1, 1, 4, 4, 4]
+
+
+def test_without_batching_one_stream_runs_at_a_time():
+    streams = [stream(str(i), arrival=i, produced=1) for i in range(3)]
+    assert next_batch(streams, SchedulerSettings(batching=False), now=0).streams == ("0",)
+
+
+def test_playback_goes_on_from_the_chunk_that_ended_an_underrun():
+    assert playback_end(None, 5.0, 25) == 7.0
+    assert playback_end(7.0, 6.0, 25) == 9.0  # in time: appended
+    assert playback_end(7.0, 8.0, 25) == 10.0  # late: the listener waited from 7 to 8
+
+
+# --- admission ------------------------------------------------------------------------------------------------
+
+
+def test_admission_1_keeps_the_codec_for_one_stream_until_it_ends():
+    """The behaviour measured against: a stream that holds the codec blocks others even while it has no chunk."""
+    limit = SchedulerSettings(admission=1)
+    holder = stream("holder", arrival=0, produced=1, decoded=1, plays_until=0.1)
+    other = stream("other", arrival=1, produced=5)
+    assert next_batch([other, holder], limit, now=0) is None
+    ended = stream("holder", arrival=0, produced=1, decoded=1, plays_until=0.1, ended=True)
+    assert next_batch([other, ended], limit, now=0).streams == ("other",)
+
+
+def test_admission_takes_places_by_arrival():
+    streams = [stream(str(i), arrival=i, produced=1) for i in (3, 1, 2)]
+    assert next_batch(streams, SchedulerSettings(admission=2), now=0).streams == ("1", "2")
+
+
+def test_a_queued_stream_without_a_chunk_takes_no_place():
+    streams = [stream("empty", arrival=0), stream("ready", arrival=1, produced=1)]
+    assert next_batch(streams, SchedulerSettings(admission=1), now=0).streams == ("ready",)
+
+
+def test_the_task_gate_limits_each_task_by_itself():
+    gate = SchedulerSettings(admission=TASK_GATE)
+    streams = [stream(f"c{i}", arrival=i, produced=1, task="custom_voice") for i in range(3)]
+    streams += [stream(f"b{i}", arrival=3 + i, produced=1, task="base") for i in range(12)]
+    chosen = next_batch(streams, gate, now=0).streams
+    assert [s for s in chosen if s[0] == "c"] == ["c0"]
+    assert [s for s in chosen if s[0] == "b"] == [f"b{i}" for i in range(10)]
+
+
+# --- whole runs -----------------------------------------------------------------------------------------------
+
+schedules = st.sampled_from([*CHUNK_SCHEDULES.values(), (3, 7), (5,)])
+settings_of_runs = st.builds(
+    SchedulerSettings,
+    schedule=schedules,
+    max_batch=st.integers(1, 9),
+    batching=st.booleans(),
+    admission=st.sampled_from([None, 1, 3, 10, TASK_GATE]),
+    captured=st.sampled_from([frozenset(), frozenset({(b, f) for b in (1, 4) for f in (1, 2, 4, 8, 12, 25)})]),
+)
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 30),  # the step of its arrival
+        st.integers(0, 70),  # frames in all
+        st.none() | schedules,
+        st.sampled_from(["base", "custom_voice", "voice_design"]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def drive(plan, limits, decisions_per_step=2, step_s=0.04):
+    """A talker that gives every stream one frame a step, and a codec that may run a few times a step."""
+    queue, log, left, now, step = CodecQueue(limits), [], {}, 0.0, 0
+    waiting = {f"s{i}": entry for i, entry in enumerate(plan)}
+    while waiting or left:
+        for name in [n for n, entry in waiting.items() if entry[0] <= step]:
+            _, frames, schedule, task = waiting.pop(name)
+            queue.add(name, schedule=schedule, task=task)
+            left[name] = frames
+        for name, frames in left.items():
+            if frames >= 0:
+                queue.produce(name, min(1, frames), now, ended=frames <= 1)
+                left[name] = frames - 1 if frames > 1 else -1  # -1: the talker is through with it
+        for _ in range(decisions_per_step):
+            if (batch := queue.take(now)) is None:
+                break
+            log.append((now, batch))
+        for name in [n for n in left if queue.done(n)]:
+            queue.remove(name)
+            del left[name]
+        now += step_s
+        step += 1
+        assert step < 5000, f"stuck with {left} left"
+    assert len(queue) == 0
+    return log
+
+
+@settings(max_examples=150, deadline=None)
+@given(arrivals, settings_of_runs)
+def test_every_frame_is_decoded_once_in_order_and_on_schedule(plan, limits):
+    log = drive(plan, limits)
+    for i, (_, frames, schedule, _) in enumerate(plan):
+        sizes = [batch.frames for _, batch in log if f"s{i}" in batch.streams]
+        assert sum(sizes) == frames  # each frame once; the order is the order of the batches
+        at, sizes_wanted = 0, schedule or limits.schedule
+        for size in sizes:
+            border = next_boundary(at, sizes_wanted)
+            assert at + size <= border, "a step crosses no chunk border"
+            if not limits.captured:
+                assert at + size in (border, frames), "whole chunks, but for the flush at the end"
+            else:
+                assert size in (1, 2, 4, 8, 12, 25)
+            at += size
+    for _, batch in log:
+        assert len(set(batch.streams)) == len(batch.streams) <= limits.batch_limit(batch.frames)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 64), st.integers(1, 16), schedules, st.booleans())
+def test_equal_streams_form_no_staircase(count, max_batch, schedule, backlog):
+    """vllm-omni #3163: four clones at once heard 677, 1252, 2760 and 3333 ms. Here all first chunks come first.
+
+    Even when later chunks wait beside them, as long as no listener is about to run dry.
+    """
+    queue = CodecQueue(SchedulerSettings(schedule=schedule, max_batch=max_batch, lead_s=0.0 if backlog else 0.25))
+    for i in range(count):
+        queue.add(str(i))
+        queue.produce(str(i), sum(schedule) * 2 if backlog else schedule[0], now=0.0)
+    first = set()
+    for _ in range(math.ceil(count / max_batch)):
+        batch = queue.take(now=0.0)
+        assert batch.frames == schedule[0]
+        first.update(batch.streams)
+    assert len(first) == count
+
+
+def test_admission_1_does_form_the_staircase():
+    """What the experiment shows: the n-th listener waits for n-1 whole utterances."""
+    plan = [(0, 50, None, "base")] * 4
+    starts = {}
+    for now, batch in drive(plan, SchedulerSettings(schedule=(25,), admission=1)):
+        for name in batch.streams:
+            starts.setdefault(name, now)
+    gaps = [b - a for a, b in pairwise(sorted(starts.values()))]
+    assert len(gaps) == 3 and sum(gaps) > 0
+    together = {}
+    for now, batch in drive(plan, SchedulerSettings(schedule=(25,))):
+        for name in batch.streams:
+            together.setdefault(name, now)
+    assert len(set(together.values())) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 20), st.integers(1, 20), st.integers(1, 40))
+def test_nobody_starves_when_the_codec_is_too_slow(count, step_ms, first_at):
+    """Endless streams with chunks always ready, one per decision: the rival's first chunk still gets its turn."""
+    queue = CodecQueue(SchedulerSettings(schedule=(1,), batching=False, patience_s=0.3))
+    for i in range(count):
+        queue.add(f"old{i}")
+        queue.produce(f"old{i}", 10_000, now=0.0)
+    now, served = 0.0, []
+    for step in range(first_at + 2 * count + 1000 // step_ms + 2):
+        if step == first_at:
+            arrived = now
+            queue.add("new")
+            queue.produce("new", 1, now)
+        served.append((now, queue.take(now).streams[0]))
+        now += step_ms / 1000
+    when = next(t for t, name in served if name == "new")
+    # Once its deadline has passed, each of the others goes before it at most once.
+    assert when <= arrived + 0.3 + (count + 1) * step_ms / 1000
+    assert {name for _, name in served} >= {f"old{i}" for i in range(min(count, len(served) - 1))}
+
+
+def test_a_cancelled_stream_frees_its_place():
+    queue = CodecQueue(SchedulerSettings(admission=1, schedule=(1,)))
+    queue.add("a")
+    queue.add("b")
+    queue.produce("a", 1, now=0.0)
+    queue.produce("b", 1, now=0.0)
+    assert queue.take(0.0).streams == ("a",)
+    assert queue.take(0.0) is None
+    assert queue.remove("a") and not queue.remove("a")
+    queue.produce("a", 1, now=0.1)  # the talker's last step before it heard of the cancel
+    assert queue.take(0.1).streams == ("b",)
+    assert "a" not in queue
+
+
+def test_a_used_id_is_refused():
+    queue = CodecQueue(SchedulerSettings())
+    queue.add("a")
+    with pytest.raises(ValueError, match="already queued"):
+        queue.add("a")
