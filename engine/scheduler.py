@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 
 from engine.errors import ConfigError, InvalidRequest
@@ -101,9 +102,9 @@ class SchedulerSettings:
         return self._frame_sizes[place - 1] if place else frames
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CodecStream:
-    """One stream as the scheduler sees it. Times are seconds of one monotonic clock.
+    """One stream as the scheduler sees it; only `CodecQueue` writes to it. Times are seconds of one monotonic clock.
 
     Attributes:
         id: request id.
@@ -162,6 +163,7 @@ def check_schedule(schedule: Iterable[int], name: str = "chunk_schedule") -> tup
     return sizes
 
 
+@lru_cache(maxsize=1 << 16)  # asked for every stream at every step
 def next_boundary(decoded: int, schedule: tuple[int, ...]) -> int:
     """The first chunk border after `decoded` frames; the last size of the schedule repeats.
 
@@ -259,12 +261,13 @@ class CodecQueue:
 
     def produce(self, stream_id: str, frames: int, now: float, *, ended: bool = False) -> None:
         """The talker wrote `frames` more frames of the stream; `ended`: they were its last."""
-        if (old := self._streams.get(stream_id)) is None:
+        if (stream := self._streams.get(stream_id)) is None:
             return
-        new = replace(old, produced=old.produced + frames, ended=old.ended or ended)
-        if not old.ready and new.ready:
-            new = replace(new, ready_since=now)
-        self._streams[stream_id] = new
+        was_ready = stream.ready
+        stream.produced += frames
+        stream.ended = stream.ended or ended
+        if not was_ready and stream.ready:
+            stream.ready_since = now
 
     def take(self, now: float) -> CodecBatch | None:
         """Decide, and count the frames of the decision as decoded and on their way to the listeners.
@@ -276,13 +279,10 @@ class CodecQueue:
         if batch is None:
             return None
         for stream_id in batch.streams:
-            old = self._streams[stream_id]
-            self._streams[stream_id] = replace(
-                old,
-                decoded=old.decoded + batch.frames,
-                ready_since=now,  # of the next chunk, if that is complete already
-                plays_until=playback_end(old.plays_until, now, batch.frames),
-            )
+            stream = self._streams[stream_id]
+            stream.decoded += batch.frames
+            stream.ready_since = now  # of the next chunk, if that is complete already
+            stream.plays_until = playback_end(stream.plays_until, now, batch.frames)
         return batch
 
     def done(self, stream_id: str) -> bool:
