@@ -91,7 +91,7 @@ class EngineConfig(Section):
 
     @classmethod
     def load(cls, path: str | Path | None = None, **overrides: Any) -> EngineConfig:
-        """Read an overlay and apply overrides, e.g. `load("configs/latency.yaml", model="…", talker={"max_num_seqs": 4})`.
+        """Read an overlay and apply overrides, e.g. `load("configs/latency.yaml", model="Qwen/…")`.
 
         Dotted keys work too: `**{"talker.scheduler_mode": "sync"}`.
 
