@@ -1,0 +1,199 @@
+"""The 12 Hz codec decoder: codes in, 24 kHz PCM out; whole sequences or chunk by chunk with the same samples.
+
+Plain torch and differentiable. Parameter names are those of `decoder.*` in speech_tokenizer/model.safetensors, so a
+reference state dict loads strictly. Structure: qwen_tts/core/tokenizer_12hz/modeling_qwen3_tts_tokenizer_v2.py of
+qwen-tts 0.1.1.
+
+    decoder = CodecDecoder(codec_config["decoder_config"])
+    pcm = decoder(codes)                          # [B, G, T] -> [B, 1, T * 1920]
+
+    state = decoder.init_state(batch=2)           # explicit tensors, one row per stream
+    pcm, state = decoder.step(codes, state)       # the next T frames of each stream
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.codec.layers import CausalConv, CausalUpsample, ConvNeXtBlock, SnakeBeta, UpsampleBlock
+from engine.codec.quantizer import SplitQuantizer
+from engine.codec.streaming import DecoderState, StateWalk
+from engine.codec.transformer import SlidingTransformer
+from engine.errors import CheckpointError, InvalidRequest
+
+# Values the reference's Qwen3TTSTokenizerV2DecoderConfig takes for keys a config.json leaves out.
+DEFAULTS: dict[str, Any] = {
+    "codebook_size": 2048,
+    "hidden_size": 1024,
+    "latent_dim": 1024,
+    "rope_theta": 10000.0,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "attention_bias": False,
+    "sliding_window": 72,
+    "intermediate_size": 3072,
+    "hidden_act": "silu",
+    "layer_scale_initial_scale": 0.01,
+    "rms_norm_eps": 1e-5,
+    "num_hidden_layers": 8,
+    "num_quantizers": 16,
+    "upsample_rates": (8, 5, 4, 3),
+    "upsampling_ratios": (2, 2),
+    "decoder_dim": 1536,
+}
+
+
+class CodecDecoder(nn.Module):
+    """Codes to PCM.
+
+    Args:
+        config: the `decoder_config` of speech_tokenizer/config.json.
+
+    Attributes:
+        groups: code groups per frame. codebook_size: codes are 0 .. codebook_size - 1.
+        samples_per_frame: PCM samples of one frame (1920 in the published checkpoints).
+
+    Raises:
+        CheckpointError: a field is missing or cannot be built.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        c = resolve_config(config)
+        self.config = c
+        self.groups: int = c["num_quantizers"]
+        self.codebook_size: int = c["codebook_size"]
+        self.samples_per_frame: int = math.prod((*c["upsample_rates"], *c["upsampling_ratios"]))
+        latent, width = c["latent_dim"], c["decoder_dim"]
+
+        # Registered in the order in which they run: the state's tensors are kept in that order.
+        self.quantizer = SplitQuantizer(self.groups, self.codebook_size, c["codebook_dim"] // 2, c["codebook_dim"])
+        self.pre_conv = CausalConv(c["codebook_dim"], latent, 3)
+        self.pre_transformer = SlidingTransformer(c)
+        self.upsample = nn.ModuleList(
+            nn.ModuleList([CausalUpsample(latent, latent, ratio, ratio), ConvNeXtBlock(latent)])
+            for ratio in c["upsampling_ratios"]
+        )
+        widths = [width // 2**i for i in range(len(c["upsample_rates"]) + 1)]
+        self.decoder = nn.ModuleList(
+            [
+                CausalConv(latent, width, 7),
+                *(UpsampleBlock(widths[i], widths[i + 1], rate) for i, rate in enumerate(c["upsample_rates"])),
+                SnakeBeta(widths[-1]),
+                CausalConv(widths[-1], 1, 7),
+            ]
+        )
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Whole sequences: int64 [B, G, T], T >= 1 -> PCM in [-1, 1], [B, 1, T * samples_per_frame].
+
+        Codes must lie in the codebook: they index tables, and on a GPU a bad index aborts the process. Check codes
+        from outside with `check_codes`.
+        """
+        return self._decode(codes, None)
+
+    def step(self, codes: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """The next T frames of each stream; rows may stand at different positions.
+
+        Args:
+            codes: int64 [B, G, T], T >= 1.
+            state: from `init_state` or an earlier step; left as it is.
+
+        Returns:
+            PCM [B, 1, T * samples_per_frame], equal to that stretch of `forward` over all codes (float32: within
+            1e-4), and the next state. Shapes depend on B and T only; nothing waits for the device.
+        """
+        walk = StateWalk(state)
+        pcm = self._decode(codes, walk)
+        return pcm, walk.finish(codes.shape[-1])
+
+    def init_state(
+        self, batch: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> DecoderState:
+        """State of `batch` streams that have not begun; device and dtype default to the weights'."""
+        weight = self.pre_conv.conv.weight
+        device, dtype = device or weight.device, dtype or weight.dtype
+        histories = tuple(
+            torch.zeros(batch, m.history_channels, m.history, device=device, dtype=dtype)
+            for m in self.modules()
+            if isinstance(m, (CausalConv, CausalUpsample)) and m.history
+        )
+        c = self.config
+        shape = (batch, c["num_key_value_heads"], c["sliding_window"] - 1, self.pre_transformer.head_dim)
+        keys = tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in self.pre_transformer.layers)
+        values = tuple(torch.zeros_like(k) for k in keys)
+        return DecoderState(torch.zeros(batch, device=device, dtype=torch.int64), histories, keys, values)
+
+    def freeze(self) -> CodecDecoder:
+        """For serving: no gradients, and the codebook vectors computed once. Call again after loading weights."""
+        self.eval().requires_grad_(False)
+        self.quantizer.freeze()
+        return self
+
+    def check_codes(self, codes: Tensor) -> None:
+        """Raises InvalidRequest unless codes are integers [.., G, T] inside the codebook (waits for the device)."""
+        if codes.dtype not in (torch.int64, torch.int32) or codes.ndim < 2 or codes.shape[-2] != self.groups:
+            raise InvalidRequest(
+                f"Codes must be int64 [..., {self.groups}, frames]; got {codes.dtype} {tuple(codes.shape)}.",
+                field="codes",
+            )
+        if not codes.shape[-1]:
+            raise InvalidRequest("There are no frames to decode; pass at least one.", field="codes")
+        low, high = int(codes.min()), int(codes.max())
+        if low < 0 or high >= self.codebook_size:
+            raise InvalidRequest(
+                f"Codes must lie in 0..{self.codebook_size - 1}; these reach from {low} to {high}.", field="codes"
+            )
+
+    def _decode(self, codes: Tensor, walk: StateWalk | None) -> Tensor:
+        x = self.pre_conv(self.quantizer(codes), walk)  # [B, latent, T]
+        x = self.pre_transformer(x.transpose(1, 2), walk).transpose(1, 2)
+        for stage in self.upsample:
+            upsample, convnext = stage  # type: ignore[misc]
+            x = convnext(upsample(x, walk), walk)
+        first, *blocks, snake, last = self.decoder
+        x = first(x, walk)
+        for block in blocks:
+            x = block(x, walk)
+        return last(snake(x), walk).clamp(-1, 1)
+
+
+def resolve_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fills in the reference's defaults and checks what would otherwise fail deep inside.
+
+    Raises:
+        CheckpointError: names the field of `decoder_config`.
+    """
+    c = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
+    if "rope_parameters" in c:  # transformers 5 writes rope settings there
+        c["rope_theta"] = c["rope_parameters"].get("rope_theta", c["rope_theta"])
+    scaling = c.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type", "default")) != "default":
+        raise _fault("rope_scaling", f"only default rotary positions are known, not {scaling}")
+    if "codebook_dim" not in c:
+        raise _fault("codebook_dim", "missing; the published codec has 512")
+    for key in ("codebook_dim", "codebook_size", "latent_dim", "hidden_size", "decoder_dim", "sliding_window"):
+        if not isinstance(c[key], int) or c[key] < 1:
+            raise _fault(key, f"must be a positive integer, not {c[key]!r}")
+    if c["num_quantizers"] < 2:
+        raise _fault(
+            "num_quantizers", f"must be at least 2 (one semantic group and the rest), not {c['num_quantizers']}"
+        )
+    if c["num_attention_heads"] % c["num_key_value_heads"]:
+        raise _fault("num_key_value_heads", f"must divide num_attention_heads ({c['num_attention_heads']})")
+    if c["hidden_act"] != "silu":
+        raise _fault("hidden_act", f"only silu is known, not {c['hidden_act']!r}")
+    if c["decoder_dim"] % 2 ** len(c["upsample_rates"]):
+        raise _fault("decoder_dim", f"must be divisible by {2 ** len(c['upsample_rates'])}: it halves at each block")
+    return c
+
+
+def _fault(key: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"speech_tokenizer/config.json, decoder_config.{key}: {what}.", field=f"decoder_config.{key}"
+    )

@@ -1,0 +1,101 @@
+"""Decoder state as values: what each stream must remember between two chunks.
+
+Every layer of the 12 Hz decoder looks only to the left, so a stream is fully described by the last few inputs of
+each convolution, the last `sliding_window - 1` keys and values of each attention layer, and its position in frames.
+All tensors have the batch row as leading dimension and a static shape: a state may live in fixed buffers under a CUDA
+graph, and rows may stand at different positions. Zeros are the state of a stream that has not begun, because the
+reference pads each convolution's own input with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DecoderState:
+    """State of a batch of streams.
+
+    Attributes:
+        position: int64 [B], frames decoded so far.
+        histories: per convolution, its last inputs [B, channels, n].
+        keys, values: per attention layer [B, kv_heads, sliding_window - 1, head_dim], newest last; keys are rotated.
+    """
+
+    position: Tensor
+    histories: tuple[Tensor, ...]
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    @property
+    def batch(self) -> int:
+        return self.position.shape[0]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor of the state, in one fixed order."""
+        return (self.position, *self.histories, *self.keys, *self.values)
+
+    @property
+    def bytes_per_row(self) -> int:
+        return sum(t[0].numel() * t.element_size() for t in self.tensors())
+
+    def select(self, rows: Tensor) -> DecoderState:
+        """A copy of the rows named by the int64 tensor `rows` [n], in that order."""
+        return self._map(lambda t: t.index_select(0, rows))
+
+    def write(self, rows: Tensor, other: DecoderState) -> None:
+        """Puts row i of `other` into row `rows[i]`, in place. Of equal entries in `rows` any one may win."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine.index_copy_(0, rows, theirs.to(mine.dtype))
+
+    def reset(self, rows: Tensor) -> None:
+        """Makes the named rows new streams, in place."""
+        for t in self.tensors():
+            t.index_fill_(0, rows, 0)
+
+    def clone(self) -> DecoderState:
+        return self._map(torch.clone)
+
+    def _map(self, fn) -> DecoderState:
+        def each(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+            return tuple(fn(t) for t in tensors)
+
+        return DecoderState(fn(self.position), each(self.histories), each(self.keys), each(self.values))
+
+
+class StateWalk:
+    """Hands each layer its part of a state, in the order the layers run, and gathers the next state."""
+
+    def __init__(self, state: DecoderState) -> None:
+        self.position = state.position
+        self._histories = iter(state.histories)
+        self._caches = iter(zip(state.keys, state.values, strict=True))
+        self._new_histories: list[Tensor] = []
+        self._new_keys: list[Tensor] = []
+        self._new_values: list[Tensor] = []
+
+    def extend(self, x: Tensor) -> Tensor:
+        """Puts a convolution's history before its new input x [B, C, T]; remembers the newest inputs."""
+        history = next(self._histories)
+        joined = torch.cat((history, x), dim=-1)
+        self._new_histories.append(joined[..., joined.shape[-1] - history.shape[-1] :])
+        return joined
+
+    def extend_cache(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for new keys and values [B, kv_heads, T, head_dim] of an attention layer."""
+        old_keys, old_values = next(self._caches)
+        past = old_keys.shape[2]
+        keys = torch.cat((old_keys, keys), dim=2)
+        values = torch.cat((old_values, values), dim=2)
+        self._new_keys.append(keys[:, :, keys.shape[2] - past :])
+        self._new_values.append(values[:, :, values.shape[2] - past :])
+        return keys, values
+
+    def finish(self, frames: int) -> DecoderState:
+        return DecoderState(
+            self.position + frames, tuple(self._new_histories), tuple(self._new_keys), tuple(self._new_values)
+        )
