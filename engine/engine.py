@@ -1,0 +1,307 @@
+"""The engine: text and a voice in, PCM chunks out, many requests at once.
+
+    engine = Engine.from_config("configs/embedded.yaml")
+    voice = engine.prepare_voice("clip.wav", transcript="What the clip says.")
+    for chunk in engine.stream(SpeechRequest("Hello there.", voice=voice)):
+        play(chunk.pcm)
+
+A request is checked, cleaned and laid out in the caller's thread, so bad input raises at once and costs the running
+streams nothing; the models belong to the thread in `loop.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine import sampling, text, wiring
+from engine.audio import Audio, load_audio
+from engine.checkpoint import Checkpoint
+from engine.codec.codec import Codec
+from engine.codec.graphs import CodecRunner
+from engine.config import EngineConfig
+from engine.errors import InvalidRequest
+from engine.job import Job, Part
+from engine.loop import EngineLoop
+from engine.prompt import PromptBuilder
+from engine.request import SAMPLE_RATE, SpeechRequest
+from engine.scheduler import check_schedule
+from engine.speaker import SpeakerEncoder
+from engine.stream import SpeechStream
+from engine.talker.slots import SlotOptions
+from engine.talker.talker import Talker
+from engine.trace import Trace
+from engine.voices import VoiceLibrary, VoicePrompt
+from engine.watchdog import Watchdog
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What is loaded and with which settings; travels with every result."""
+
+    model: str
+    checkpoint_id: str
+    task: str  # "Base" | "CustomVoice" | "VoiceDesign"
+    weights: str  # "trained" | "random"
+    languages: tuple[str, ...]
+    speakers: tuple[str, ...]
+    takes_instruct: bool
+    groups: int
+    sample_rate: int
+    device: str
+    device_name: str
+    dtype: str
+    scheduler_mode: str
+    config: dict[str, Any]
+    config_hash: str
+    versions: dict[str, str]
+    startup_s: float
+
+
+class Engine:
+    """See the module's docstring. Safe to call from many threads."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load everything; returns when a request can be served.
+
+        Raises:
+            ConfigError, CheckpointError: what is wrong, before anything large is loaded.
+        """
+        started = time.monotonic()
+        self.config = config
+        self.checkpoint = Checkpoint.open(config.model_path, config.load_format)
+        self.device = wiring.device(config)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self._trace = Trace(config.trace, config=config.hash, model=self.checkpoint.name)
+        self.prompts = PromptBuilder(self.checkpoint)
+        talker_settings = wiring.talker_settings(config, self.device)
+        # The codec first: vLLM makes torch.set_num_threads a no-op on the CPU.
+        codec_dtype = wiring.codec_dtype(config, self.device)
+        self.codec = Codec.load(self.checkpoint, self.device, codec_dtype)
+        self._runner = CodecRunner(
+            self.codec.decoder,
+            slots=config.talker.max_num_seqs,
+            capture=wiring.capture(config) if self.device.type == "cuda" else (),
+            device=self.device,
+            dtype=codec_dtype,
+        )
+        self.speaker_encoder = (
+            SpeakerEncoder.load(self.checkpoint, self.device) if self.checkpoint.task == "Base" else None
+        )
+        self._talker = Talker(talker_settings, self.checkpoint)
+        self._loop = EngineLoop(
+            self._talker,
+            self._runner,
+            wiring.scheduler_settings(config, self._runner),
+            max_active=config.talker.max_num_seqs,
+            max_waiting=config.stream.max_waiting,
+            trace=self._trace,
+        )
+        self.voices = VoiceLibrary(config.voices_dir)
+        self._watch = config.watchdog.enabled == "on" or (
+            config.watchdog.enabled == "auto" and self.checkpoint.weights == "trained"
+        )
+        self.info = self._describe(time.monotonic() - started)
+
+    @classmethod
+    def from_config(cls, config: str | Path | EngineConfig | None = None, **overrides: Any) -> Engine:
+        """An engine from a YAML file (or a ready config); `overrides` as in `EngineConfig.load`."""
+        if isinstance(config, EngineConfig):
+            return cls(config.replace(**overrides) if overrides else config)
+        return cls(EngineConfig.load(config, **overrides))
+
+    # ---- voices ------------------------------------------------------------------------------------------------
+
+    def prepare_voice(
+        self,
+        audio: str | Path | bytes | np.ndarray | Audio,
+        sample_rate: int | None = None,
+        transcript: str | None = None,
+    ) -> VoicePrompt:
+        """A reference clip as the model uses it: speaker embedding, codes, transcript. Cached by content.
+
+        Args:
+            audio: a path, a file's bytes, or samples with their `sample_rate`.
+            transcript: what the clip says; without it only the x-vector can be used.
+
+        Raises:
+            InvalidAudio: see `engine.audio.load_audio`.
+            InvalidRequest: the checkpoint does not clone.
+        """
+        if self.checkpoint.task != "Base":
+            raise InvalidRequest(f"a {self.checkpoint.task} checkpoint cannot clone a voice", field="voice")
+        clip = audio if isinstance(audio, Audio) else load_audio(audio, sample_rate)
+        return self.voices.prompt(clip, transcript, self.checkpoint.id, self._encode_voice)
+
+    @torch.inference_mode()
+    def _encode_voice(self, clip: Audio) -> tuple[np.ndarray, np.ndarray]:
+        assert self.speaker_encoder is not None
+        return self.speaker_encoder.embed(clip.pcm), self.codec.encode(clip.pcm)
+
+    def _resolve_voice(self, voice: VoicePrompt | str | None) -> VoicePrompt | None:
+        if not isinstance(voice, str):
+            return voice
+        saved = self.voices.get(voice)
+        return self.prepare_voice(saved.audio(), transcript=saved.transcript)
+
+    # ---- speaking ----------------------------------------------------------------------------------------------
+
+    def stream(self, request: SpeechRequest) -> SpeechStream:
+        """Start speaking; chunks come while the rest is made.
+
+        Raises:
+            InvalidRequest (also InvalidText, UnknownVoice): names the field; nothing was spent.
+            EngineBusy: the queue is full.
+            EngineClosed: closed or failed.
+        """
+        submitted_at = time.monotonic()
+        cleaned = text.prepare(
+            request.text, max_chars=self.config.stream.max_text_chars, split_chars=self.config.stream.split_chars
+        )
+        seed = sampling.resolve_seed(request.seed)
+        settings = sampling.resolve(request.sampling, self.checkpoint.generation)
+        if request.chunk_schedule is not None:
+            check_schedule(request.chunk_schedule)
+        if request.deadline_s is not None and not request.deadline_s > 0:
+            raise InvalidRequest("deadline_s must be more than 0 seconds", field="deadline_s")
+        voice = self._resolve_voice(request.voice)
+        parts = tuple(self._part(request, part, voice, seed + i, settings) for i, part in enumerate(cleaned.parts))
+        in_context = voice is not None and self._in_context(request, voice)
+        stream = SpeechStream(request, cleaned.text, seed, self.cancel)
+        deadline = request.deadline_s or self.config.stream.deadline_s
+        self._loop.submit(
+            Job(
+                stream=stream,
+                parts=parts,
+                task=self.checkpoint.config["tts_model_type"],
+                watchdog=Watchdog(self.config.watchdog, self._watch),
+                model=self.checkpoint.name,
+                weights=self.checkpoint.weights,
+                chunk_schedule=request.chunk_schedule,
+                deadline=submitted_at + deadline if deadline else None,
+                reference_codes=voice.codes if voice is not None and in_context else None,
+                reference_key=voice.audio_hash if voice is not None and in_context else None,
+                submitted_at=submitted_at,
+            )
+        )
+        return stream
+
+    def cancel(self, request_id: str) -> bool:
+        """Stop a request and free what it holds; False if it is not running or waiting."""
+        return self._loop.cancel(request_id)
+
+    @staticmethod
+    def _in_context(request: SpeechRequest, voice: VoicePrompt) -> bool:
+        """In-context cloning needs the codes and the transcript; without one the x-vector alone is used."""
+        return not request.x_vector_only and voice.codes is not None and bool(voice.transcript)
+
+    def _part(
+        self, request: SpeechRequest, part: str, voice: VoicePrompt | None, seed: int, settings: dict[str, Any]
+    ) -> Part:
+        in_context = voice is not None and self._in_context(request, voice)
+        rows = self.prompts.build(
+            part,
+            language=request.language,
+            speaker=request.speaker,
+            instruct=request.instruct,
+            speaker_embedding=voice.speaker_embedding if voice is not None else None,
+            reference_codes=voice.codes if voice is not None and in_context else None,
+            reference_text=voice.transcript if voice is not None and in_context else None,
+            non_streaming_text=request.non_streaming_text,
+        )
+        limits = self.config
+        room = limits.talker.max_model_len - len(rows.prefill)
+        cap = min(limits.stream.max_frames, room)
+        if request.max_frames is None:
+            frames = text.frame_cap(part, cap)
+        elif 2 <= request.max_frames <= cap:
+            frames = request.max_frames
+        else:
+            raise InvalidRequest(
+                f"max_frames = {request.max_frames}; with this text and voice it may be 2 to {cap}", field="max_frames"
+            )
+        if room < 2:
+            raise InvalidRequest(
+                f"text and reference need {len(rows.prefill)} positions of {limits.talker.max_model_len}; use a "
+                "shorter reference clip or instruction",
+                field="voice" if voice is not None else "instruct",
+            )
+        options = SlotOptions(
+            seed=seed,
+            max_frames=frames,
+            min_frames=max(2, min(request.min_frames, frames)),
+            do_sample=settings["do_sample"],
+            temperature=settings["temperature"],
+            top_k=settings["top_k"],
+            top_p=settings["top_p"],
+            repetition_penalty=settings["repetition_penalty"],
+            subtalker_do_sample=settings["subtalker_dosample"],
+            subtalker_temperature=settings["subtalker_temperature"],
+            subtalker_top_k=settings["subtalker_top_k"],
+            subtalker_top_p=settings["subtalker_top_p"],
+        )
+        self._talker.check(rows, options)
+        return Part(part, rows, options)
+
+    # ---- state -------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since start and gauges of now, plain numbers."""
+        return self._loop.metrics()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine no longer serves, or None."""
+        return self._loop.failure
+
+    def close(self) -> None:
+        """End every request as cancelled and free the models."""
+        self._loop.close()
+        self._talker.close()
+        self._trace.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _describe(self, startup_s: float) -> EngineInfo:
+        from importlib.metadata import version
+
+        import vllm
+
+        cuda = self.device.type == "cuda"
+        return EngineInfo(
+            model=self.checkpoint.name,
+            checkpoint_id=self.checkpoint.id,
+            task=self.checkpoint.task,
+            weights=self.checkpoint.weights,
+            languages=tuple(self.checkpoint.languages),
+            speakers=tuple(self.checkpoint.speakers),
+            takes_instruct=self.prompts.takes_instruct,
+            groups=self.checkpoint.groups,
+            sample_rate=SAMPLE_RATE,
+            device=self.device.type,
+            device_name=torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
+            dtype=str(wiring.dtype(self.config, self.device)).removeprefix("torch."),
+            scheduler_mode=self._talker.scheduler_mode,
+            config=self.config.model_dump(),
+            config_hash=self.config.hash,
+            versions={"torch": torch.__version__, "vllm": vllm.__version__, "transformers": version("transformers")},
+            startup_s=round(startup_s, 2),
+        )
+
+
+def describe(info: EngineInfo) -> str:
+    """One line for people."""
+    weights = "RANDOM WEIGHTS: noise, not speech" if info.weights == "random" else "trained weights"
+    return (
+        f"{info.model} ({info.task}, {weights}) on {info.device_name}, {info.dtype}, {info.scheduler_mode} scheduling"
+    )

@@ -1,0 +1,92 @@
+"""One request inside the engine: what it asked for, how far it is, what it holds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.request import AudioChunk, SpeechResult
+from engine.stream import SpeechStream
+from engine.talker.slots import PromptRows, SlotOptions
+from engine.watchdog import Watchdog
+
+
+@dataclass(frozen=True)
+class Part:
+    """One utterance of a request: short text is one part, long text several."""
+
+    text: str
+    prompt: PromptRows
+    options: SlotOptions
+
+
+@dataclass
+class Job:
+    """Only the engine's thread writes to it after submission."""
+
+    stream: SpeechStream
+    parts: tuple[Part, ...]
+    task: str
+    watchdog: Watchdog
+    model: str
+    weights: str
+    chunk_schedule: tuple[int, ...] | None = None
+    deadline: float | None = None  # monotonic seconds
+    reference_codes: np.ndarray | None = None  # int64 [frames, G], decoded ahead of the new codes
+    reference_key: str | None = None  # content hash of the reference: keys the cached codec state
+    submitted_at: float = field(default_factory=time.monotonic)
+
+    part: int = 0
+    talker_id: str | None = None  # set while the talker has the current part
+    codec_slot: int | None = None
+    codes: list[np.ndarray] = field(default_factory=list)  # int64 [n, G], produced but not decoded
+    decoded: int = 0  # frames emitted
+    chunks: int = 0
+    first_chunk_at: float | None = None
+    ending: str | None = None  # finish reason, once no more frames will come
+    detail: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.stream.id
+
+    def take(self, frames: int) -> np.ndarray:
+        """The next `frames` frames of codes, int64 [frames, G]."""
+        taken: list[np.ndarray] = []
+        while frames:
+            head = self.codes[0]
+            if len(head) <= frames:
+                taken.append(self.codes.pop(0))
+            else:
+                taken.append(head[:frames])
+                self.codes[0] = head[frames:]
+            frames -= len(taken[-1])
+        return np.concatenate(taken) if len(taken) > 1 else taken[0]
+
+    def emit(self, pcm: np.ndarray, frames: int) -> AudioChunk:
+        """Hand `frames` frames of PCM to the listener."""
+        now = time.monotonic()
+        if self.first_chunk_at is None:
+            self.first_chunk_at = now
+        chunk = AudioChunk(self.id, self.chunks, self.decoded, frames, pcm, now)
+        self.chunks += 1
+        self.decoded += frames
+        self.stream.put(chunk)
+        return chunk
+
+    def result(self, reason: str) -> SpeechResult:
+        return SpeechResult(
+            request_id=self.id,
+            finish_reason=reason,
+            frames=self.decoded,
+            seed=self.stream.seed,
+            text=self.stream.text,
+            submitted_at=self.submitted_at,
+            first_chunk_at=self.first_chunk_at,
+            finished_at=time.monotonic(),
+            model=self.model,
+            weights=self.weights,
+            detail=self.detail,
+        )

@@ -1,0 +1,309 @@
+"""The thread that drives the models: admit, step the talker, run the codec, hand out PCM, end.
+
+Everything that touches a model's state happens on this thread. Other threads leave commands in an inbox, so a
+cancel or a bad request never disturbs another stream.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.codec.graphs import CodecRunner
+from engine.errors import ChorusError, EngineBusy, EngineClosed
+from engine.job import Job
+from engine.scheduler import CodecQueue, SchedulerSettings
+from engine.stream import failed
+from engine.talker.talker import Talker, TalkerFrames
+from engine.trace import Trace
+
+PRIMED_STATES = 64  # codec states kept after the reference clip of a voice, least recently used dropped
+PRIME_FRAMES = 25  # the reference is decoded in pieces of this many frames: bounded memory at any length
+
+
+class EngineLoop:
+    """Owns the talker, the codec runner and every job. One instance, one thread."""
+
+    def __init__(
+        self,
+        talker: Talker,
+        codec: CodecRunner,
+        settings: SchedulerSettings,
+        *,
+        max_active: int,
+        max_waiting: int,
+        trace: Trace,
+    ) -> None:
+        self._talker = talker
+        self._codec = codec
+        self._queue = CodecQueue(settings)
+        self._max_active = max_active
+        self._max_waiting = max_waiting
+        self._trace = trace
+        self._inbox: deque[tuple[str, Any]] = deque()
+        self._wake = threading.Condition()
+        self._waiting: OrderedDict[str, Job] = OrderedDict()
+        self._active: dict[str, Job] = {}
+        self._by_talker: dict[str, Job] = {}
+        self._primed: OrderedDict[str, Any] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+        self._known: set[str] = set()  # ids submitted and not ended; guarded by _wake
+        self._closing = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name="chorus-engine", daemon=True)
+        self._thread.start()
+
+    # ---- from any thread ---------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """Queue a job.
+
+        Raises:
+            EngineBusy: `max_waiting` jobs wait already.
+            EngineClosed: closed, or the thread has failed.
+        """
+        with self._wake:
+            if self._closing or self._failure:
+                raise EngineClosed(self._failure or "the engine is closed; start it again")
+            if job.id in self._known:
+                raise ChorusError(f"request id {job.id} is in use; give each request its own", field="id")
+            if len(self._known) >= self._max_active + self._max_waiting:
+                raise EngineBusy(
+                    f"{self._max_active} requests are being spoken and {self._max_waiting} wait; try again shortly",
+                    retry_after_s=1.0,
+                )
+            self._known.add(job.id)
+            self._inbox.append(("submit", job))
+            self._wake.notify()
+        self._trace.event("enqueue", job.id, task=job.task, chars=len(job.stream.text))
+
+    def cancel(self, request_id: str) -> bool:
+        """Ask for an end; False when no such request is running or waiting."""
+        with self._wake:
+            if request_id not in self._known:
+                return False
+            self._inbox.append(("cancel", request_id))
+            self._wake.notify()
+            return True
+
+    def close(self) -> None:
+        """End every request as cancelled and stop the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(timeout=60)
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since start and gauges of now."""
+        counts = dict(self._counts)
+        return {
+            "active": len(self._active),
+            "waiting": len(self._waiting) + sum(kind == "submit" for kind, _ in list(self._inbox)),
+            "talker_slots_free": self._talker.free_slots,
+            "codec_slots_free": self._codec.free_slots,
+            **{f"codec_{name}": value for name, value in self._codec.stats.items()},
+            **counts,
+        }
+
+    # ---- the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._wait_for_work():
+                    self._take_commands()
+                    self._admit()
+                    self._check_deadlines()
+                    self._step_talker()
+                    self._run_codec()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._end_all("cancelled")
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while not (self._inbox or self._active or self._waiting or self._closing):
+                self._wake.wait()
+            return not self._closing
+
+    def _take_commands(self) -> None:
+        while True:
+            with self._wake:
+                if not self._inbox:
+                    return
+                kind, item = self._inbox.popleft()
+            if kind == "submit":
+                self._waiting[item.id] = item
+            else:
+                job = self._active.get(item) or self._waiting.get(item)
+                if job is not None:
+                    self._end(job, "cancelled")
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._active) < self._max_active and self._talker.free_slots:
+            _, job = self._waiting.popitem(last=False)
+            self._active[job.id] = job
+            job.codec_slot = self._codec.open()
+            self._queue.add(job.id, schedule=job.chunk_schedule, task=job.task)
+            self._start_part(job)
+
+    def _start_part(self, job: Job) -> None:
+        part = job.parts[job.part]
+        job.talker_id = f"{job.id}#{job.part}"
+        self._by_talker[job.talker_id] = job
+        self._talker.add(job.talker_id, part.prompt, part.options)
+        self._trace.event("prefill", job.id, part=job.part, rows=len(part.prompt.prefill))
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        late = [j for j in (*self._waiting.values(), *self._active.values()) if j.deadline and now > j.deadline]
+        for job in late:
+            job.detail = "it waited too long for a free place" if job.chunks == 0 else "it was cut at its deadline"
+            self._end(job, "deadline")
+
+    def _step_talker(self) -> None:
+        if not self._talker.busy:
+            return
+        started = time.monotonic()
+        produced = self._talker.step()
+        self._counts["talker_steps"] += 1
+        self._trace.event("step", ms=1e3 * (time.monotonic() - started), streams=len(self._by_talker))
+        for frames in produced:
+            self._take_frames(frames)
+
+    def _take_frames(self, frames: TalkerFrames) -> None:
+        job = self._by_talker.get(frames.id)
+        if job is None:
+            return
+        count = len(frames.codes)
+        trouble = None
+        if count:
+            codes = np.asarray(frames.codes, dtype=np.int64)
+            job.codes.append(codes)
+            trouble = job.watchdog.codes(codes[:, 0])
+        if frames.finish:
+            del self._by_talker[frames.id]
+            job.talker_id = None
+        if trouble:
+            self._stop_talker(job, trouble, "one code repeated itself: the model had lost the text")
+        elif frames.finish == "length":
+            job.ending = "length"
+            job.detail = f"part {job.part + 1} of {len(job.parts)} reached its limit of frames without an end"
+        elif frames.finish == "stop" and job.part + 1 < len(job.parts):
+            job.part += 1
+            self._start_part(job)
+        elif frames.finish:
+            job.ending = frames.finish
+        self._queue.produce(job.id, count, time.monotonic(), ended=job.ending is not None)
+
+    def _stop_talker(self, job: Job, reason: str, detail: str) -> None:
+        if job.talker_id is not None:
+            self._talker.abort(job.talker_id)
+            self._by_talker.pop(job.talker_id, None)
+            job.talker_id = None
+        job.ending, job.detail = reason, detail
+
+    def _run_codec(self) -> None:
+        while (batch := self._queue.take(time.monotonic())) is not None:
+            jobs = [self._active[stream_id] for stream_id in batch.streams]
+            for job in jobs:
+                self._prime(job)
+            codes = np.stack([job.take(batch.frames) for job in jobs])  # [n, T, G]
+            started = time.monotonic()
+            pcm = self._codec.decode([job.codec_slot for job in jobs], torch.from_numpy(codes).transpose(1, 2))
+            spent = time.monotonic() - started
+            self._counts["codec_batches"] += 1
+            self._trace.event("codec", ms=1e3 * spent, streams=len(jobs), frames=batch.frames)
+            for job, samples in zip(jobs, pcm, strict=True):
+                self._emit(job, samples, batch.frames)
+            # New frames first: a long queue of chunks must not hold up the talker, which feeds everyone.
+            if self._inbox:
+                self._take_commands()
+        for job in list(self._active.values()):
+            if job.ending is not None and job.talker_id is None and self._queue.done(job.id):
+                self._end(job, job.ending)
+
+    def _emit(self, job: Job, samples: np.ndarray, frames: int) -> None:
+        chunk = job.emit(samples, frames)
+        self._counts["frames"] += frames
+        self._trace.event("chunk", job.id, index=chunk.index, frames=frames)
+        trouble = job.watchdog.pcm(samples)
+        if trouble and job.ending is None:
+            self._stop_talker(job, trouble, "it went silent without an end")
+            job.codes.clear()
+            self._queue.remove(job.id)
+            self._end(job, trouble)
+
+    def _prime(self, job: Job) -> None:
+        """Run the reference codes through the decoder once, so that the new speech continues them."""
+        if job.reference_codes is None:
+            return
+        slot, key = job.codec_slot, job.reference_key
+        if key is not None and key in self._primed:
+            self._codec.restore(slot, self._primed[key])
+            self._primed.move_to_end(key)
+        else:
+            codes = torch.from_numpy(np.ascontiguousarray(job.reference_codes.T[None]))
+            for at in range(0, codes.shape[-1], PRIME_FRAMES):
+                self._codec.decode([slot], codes[..., at : at + PRIME_FRAMES], prime=True)
+            if key is not None:
+                self._primed[key] = self._codec.save(slot)
+                while len(self._primed) > PRIMED_STATES:
+                    self._primed.popitem(last=False)
+        job.reference_codes = None
+
+    # ---- endings -----------------------------------------------------------------------------------------------
+
+    def _end(self, job: Job, reason: str) -> None:
+        self._release(job)
+        self._counts[f"finished_{reason}"] += 1
+        self._trace.event("end", job.id, reason=reason, frames=job.decoded)
+        job.stream.put(job.result(reason))
+
+    def _release(self, job: Job) -> None:
+        self._waiting.pop(job.id, None)
+        self._active.pop(job.id, None)
+        if job.talker_id is not None:
+            self._by_talker.pop(job.talker_id, None)
+            self._talker.abort(job.talker_id)
+            job.talker_id = None
+        self._queue.remove(job.id)
+        if job.codec_slot is not None:
+            self._codec.close(job.codec_slot)
+            job.codec_slot = None
+        job.codes.clear()
+        with self._wake:
+            self._known.discard(job.id)
+
+    def _end_all(self, reason: str) -> None:
+        self._take_commands()
+        for job in (*self._active.values(), *self._waiting.values()):
+            self._end(job, reason)
+
+    def _fail(self, error: BaseException) -> None:
+        """A broken model takes every running request with it: each gets a typed error, none waits for ever."""
+        import traceback
+
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
+        with self._wake:
+            self._failure = f"the engine failed ({reason}); restart it"
+            jobs = [item for kind, item in self._inbox if kind == "submit"]
+            self._inbox.clear()
+        jobs += [*self._active.values(), *self._waiting.values()]
+        self._active.clear()
+        self._waiting.clear()
+        self._counts["finished_error"] += len(jobs)
+        for job in jobs:
+            self._known.discard(job.id)
+            job.stream.put(failed(reason))

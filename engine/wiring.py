@@ -1,0 +1,81 @@
+"""From settings to the arguments of each part: device, dtypes, vLLM's limits, graph sizes, codec policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.codec.graphs import CodecRunner
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.scheduler import TASK_GATE, SchedulerSettings
+from engine.talker.settings import TalkerSettings
+
+
+def device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no CUDA device here; use device: auto", field="device")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    if config.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, config.dtype)
+
+
+def codec_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    if config.codec.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, config.codec.dtype)
+
+
+def talker_settings(config: EngineConfig, device: torch.device) -> TalkerSettings:
+    t = config.talker
+    mode = t.scheduler_mode
+    if mode == "auto":
+        mode = "async" if device.type == "cuda" else "sync"
+    return TalkerSettings(
+        max_num_seqs=t.max_num_seqs,
+        max_model_len=t.max_model_len,
+        max_prompt=t.max_prompt,
+        max_frames=config.stream.max_frames,
+        max_num_batched_tokens=t.max_num_batched_tokens,
+        scheduler_mode=mode,
+        dtype=str(dtype(config, device)).removeprefix("torch."),
+        device=device.type,
+        kv_cache_memory_bytes=int(t.kv_cache_gib * 2**30) or None,
+        cudagraph=t.cudagraph,
+        capture_sizes=t.capture_sizes,
+        predictor=t.predictor,
+        deterministic=t.deterministic,
+    )
+
+
+def capture(config: EngineConfig) -> tuple[tuple[int, int], ...]:
+    """(batch, frames) sizes to capture: the configured ones, or powers of two for each size of the chunk schedule."""
+    if config.codec.capture:
+        return config.codec.capture
+    top = min(config.codec.max_batch, config.talker.max_num_seqs)
+    batches = sorted({b for b in (1, 2, 4, 8, 16, 32, 64, 128) if b < top} | {top})
+    frames = sorted(set(config.stream.chunk_schedule) | {1, 2, 4, 8})
+    return tuple((batch, count) for count in frames for batch in batches)
+
+
+def scheduler_settings(config: EngineConfig, runner: CodecRunner) -> SchedulerSettings:
+    codec = config.codec
+    admission: Any = codec.admission
+    if admission == "unlimited":
+        admission = None
+    elif admission == "by_task":
+        admission = TASK_GATE
+    return SchedulerSettings(
+        schedule=config.stream.chunk_schedule,
+        max_batch=codec.max_batch,
+        batching=codec.batching,
+        admission=admission,
+        captured=frozenset(runner.captured),
+    )
