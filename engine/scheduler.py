@@ -9,7 +9,7 @@ The order of work, most pressing first:
 1. **urgent**: the listener runs dry within `lead_s`, or a first chunk has waited for almost `patience_s`;
    by deadline;
 2. **first chunks**, by arrival;
-3. **the rest**, by deadline.
+3. **the rest**, by deadline, streams that have ended before those that go on.
 
 Nobody starves. A deadline is a fixed moment, and a stream that is served gets a later one, so once a waiting
 chunk's deadline has passed every other stream goes before it at most once.
@@ -36,6 +36,8 @@ CHUNK_SCHEDULES: dict[str, tuple[int, ...]] = {
 # vllm-omni PR #3163: preset and designed voices kept one codec stream, clones gained from ten.
 TASK_GATE: dict[str, int] = {"custom_voice": 1, "voice_design": 1, "base": 10}
 
+_URGENT, _FIRST, _ENDING, _REST = range(4)
+
 MAX_CHUNK_FRAMES = 250  # 20 s: longer chunks are no streaming
 MAX_SCHEDULE_LENGTH = 64
 
@@ -52,6 +54,8 @@ class SchedulerSettings:
             number, each chunk on its own. A mapping limits each task by itself (`TASK_GATE`).
         captured: (batch, frames) sizes that run as a graph. When given, a chunk is cut into captured frame
             counts (largest first, so 15 frames are 12 + 2 + 1), never padded: samples are frames * 1920.
+        gather: streams of the rest that wait for each other while none of them is pressing, so that a step
+            carries more of them; 1 runs each at once. Costs listeners nothing: they have seconds in hand.
         lead_s: seconds before an underrun from which a stream is urgent; should cover one talker step and
             one codec step.
         patience_s: seconds after which a first chunk that nobody ran counts as late.
@@ -62,6 +66,7 @@ class SchedulerSettings:
     batching: bool = True
     admission: int | Mapping[str, int] | None = None
     captured: frozenset[tuple[int, int]] = frozenset()
+    gather: int = 1
     lead_s: float = 0.25
     patience_s: float = 0.5
     # Frame counts that are captured, ascending, and the largest captured batch of each; derived.
@@ -73,8 +78,9 @@ class SchedulerSettings:
             check_schedule(self.schedule, "schedule")
         except InvalidRequest as error:
             raise ConfigError(error.message, field=error.field) from None
-        if self.max_batch < 1:
-            raise ConfigError(f"max_batch is {self.max_batch}; give 1 or more", field="max_batch")
+        for name in ("max_batch", "gather"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give 1 or more", field=name)
         limits = self.admission.values() if isinstance(self.admission, Mapping) else (self.admission,)
         for limit in limits:
             if limit is not None and limit < 1:
@@ -197,11 +203,15 @@ def next_batch(streams: Iterable[CodecStream], settings: SchedulerSettings, now:
         for stream in admitted
         if (frames := stream.ready)
     )
-    if not waiting:
-        return None
-    frames = waiting[0][1]
-    same = [stream_id for _, count, stream_id in waiting if count == frames]
-    return CodecBatch(frames, tuple(same[: settings.batch_limit(frames)]))
+    groups: dict[int, list[str]] = {}  # by frame count, most pressing group and stream first
+    for _, frames, stream_id in waiting:
+        groups.setdefault(frames, []).append(stream_id)
+    pressing = {frames for (rank, *_), frames, _ in waiting if rank < _REST}
+    for frames, ids in groups.items():
+        limit = settings.batch_limit(frames)
+        if frames in pressing or len(ids) >= min(settings.gather, limit):
+            return CodecBatch(frames, tuple(ids[:limit]))
+    return None
 
 
 def _priority(stream: CodecStream, settings: SchedulerSettings, now: float) -> tuple[int, float, int]:
@@ -212,8 +222,11 @@ def _priority(stream: CodecStream, settings: SchedulerSettings, now: float) -> t
     else:
         deadline = stream.plays_until
     if deadline - now < settings.lead_s:
-        return 0, deadline, stream.arrival
-    return (1, float(stream.arrival), stream.arrival) if first else (2, deadline, stream.arrival)
+        return _URGENT, deadline, stream.arrival
+    if first:
+        return _FIRST, float(stream.arrival), stream.arrival
+    # An end waits for no company: it frees a slot and makes the caller's file whole.
+    return (_ENDING if stream.ended else _REST), deadline, stream.arrival
 
 
 def _admit(streams: list[CodecStream], admission: int | Mapping[str, int] | None) -> list[CodecStream]:

@@ -59,6 +59,7 @@ def test_bad_schedule_is_refused_by_name(bad):
     [
         ({"schedule": ()}, "schedule"),
         ({"max_batch": 0}, "max_batch"),
+        ({"gather": 0}, "gather"),
         ({"admission": 0}, "admission"),
         ({"admission": {"base": 0}}, "admission"),
         ({"lead_s": -1.0}, "lead_s"),
@@ -131,6 +132,21 @@ def test_without_batching_one_stream_runs_at_a_time():
     assert next_batch(streams, SchedulerSettings(batching=False), now=0).streams == ("0",)
 
 
+def test_gathering_waits_for_company_but_not_for_ends_or_pressing_streams():
+    gather = SchedulerSettings(gather=3)
+    rest = [stream(str(i), arrival=i, produced=3, decoded=1, plays_until=9.0) for i in range(3)]
+    assert next_batch(rest[:2], gather, now=0) is None
+    assert next_batch(rest, gather, now=0).streams == ("0", "1", "2")
+    # one of the two becomes urgent, and takes the other along
+    assert next_batch(rest[:2], gather, now=8.9).streams == ("0", "1")
+    ended = stream("e", arrival=9, produced=3, decoded=1, plays_until=9.0, ended=True)
+    assert next_batch([*rest[:1], ended], gather, now=0).streams == ("e", "0")
+    first = stream("f", arrival=9, produced=1)
+    assert next_batch([*rest[:1], first], gather, now=0).streams == ("f",)
+    # a batch that can be no larger does not wait to be
+    assert next_batch(rest[:1], SchedulerSettings(gather=3, batching=False), now=0).streams == ("0",)
+
+
 def test_playback_goes_on_from_the_chunk_that_ended_an_underrun():
     assert playback_end(None, 5.0, 25) == 7.0
     assert playback_end(7.0, 6.0, 25) == 9.0  # in time: appended
@@ -177,6 +193,7 @@ settings_of_runs = st.builds(
     schedule=schedules,
     max_batch=st.integers(1, 9),
     batching=st.booleans(),
+    gather=st.sampled_from([1, 1, 4]),
     admission=st.sampled_from([None, 1, 3, 10, TASK_GATE]),
     captured=st.sampled_from([frozenset(), frozenset({(b, f) for b in (1, 4) for f in (1, 2, 4, 8, 12, 25)})]),
 )
