@@ -120,8 +120,8 @@ def _say(args: argparse.Namespace) -> int:
             print(describe(engine.info), file=sys.stderr)
             voice = args.voice
             if voice is None and engine.info.task == "Base":
-                voice = engine.voices.names()[0] if engine.voices.names() else None
-                print(f"no --voice given; using {voice}", file=sys.stderr)
+                voice = engine.voices.list()[0].name
+                print(f"no --voice given; using the bundled voice {voice}", file=sys.stderr)
             elif voice is not None and Path(voice).is_file():
                 voice = engine.prepare_voice(Path(voice), transcript=args.ref_text)
             sampling = {name: getattr(args, name) for name in SamplingOverrides.__dataclass_fields__}

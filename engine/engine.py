@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from engine import sampling, text, wiring
-from engine.audio import Audio, load_audio
+from engine.audio import Audio
 from engine.checkpoint import Checkpoint
 from engine.codec.codec import Codec
 from engine.codec.graphs import CodecRunner
@@ -31,12 +31,11 @@ from engine.loop import EngineLoop
 from engine.prompt import PromptBuilder
 from engine.request import SAMPLE_RATE, SpeechRequest
 from engine.scheduler import check_schedule
-from engine.speaker import SpeakerEncoder
 from engine.stream import SpeechStream
 from engine.talker.slots import SlotOptions
 from engine.talker.talker import Talker
 from engine.trace import Trace
-from engine.voices import VoiceLibrary, VoicePrompt
+from engine.voices import VoiceLibrary, VoicePrompt, prepare_audio
 from engine.watchdog import Watchdog
 
 
@@ -91,9 +90,7 @@ class Engine:
             device=self.device,
             dtype=codec_dtype,
         )
-        self.speaker_encoder = (
-            SpeakerEncoder.load(self.checkpoint, self.device) if self.checkpoint.task == "Base" else None
-        )
+        self.speaker_encoder = wiring.speaker_encoder(self.checkpoint, self.device)
         self._talker = Talker(talker_settings, self.checkpoint)
         self._loop = EngineLoop(
             self._talker,
@@ -103,7 +100,9 @@ class Engine:
             max_waiting=config.stream.max_waiting,
             trace=self._trace,
         )
-        self.voices = VoiceLibrary(config.voices_dir)
+        self.voices = VoiceLibrary(
+            wiring.inside_root(config.voices_dir), encode=self._encode_voice, checkpoint_id=self.checkpoint.id
+        )
         self._watch = config.watchdog.enabled == "on" or (
             config.watchdog.enabled == "auto" and self.checkpoint.weights == "trained"
         )
@@ -136,8 +135,7 @@ class Engine:
         """
         if self.checkpoint.task != "Base":
             raise InvalidRequest(f"a {self.checkpoint.task} checkpoint cannot clone a voice", field="voice")
-        clip = audio if isinstance(audio, Audio) else load_audio(audio, sample_rate)
-        return self.voices.prompt(clip, transcript, self.checkpoint.id, self._encode_voice)
+        return self.voices.prepare(prepare_audio(audio, sample_rate), transcript)
 
     @torch.inference_mode()
     def _encode_voice(self, clip: Audio) -> tuple[np.ndarray, np.ndarray]:
@@ -147,8 +145,9 @@ class Engine:
     def _resolve_voice(self, voice: VoicePrompt | str | None) -> VoicePrompt | None:
         if not isinstance(voice, str):
             return voice
-        saved = self.voices.get(voice)
-        return self.prepare_voice(saved.audio(), transcript=saved.transcript)
+        if self.checkpoint.task != "Base":
+            raise InvalidRequest(f"a {self.checkpoint.task} checkpoint cannot clone a voice", field="voice")
+        return self.voices.get(voice)
 
     # ---- speaking ----------------------------------------------------------------------------------------------
 

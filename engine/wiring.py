@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine.codec.graphs import CodecRunner
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.checkpoint import Checkpoint
+from engine.config import ROOT, EngineConfig
+from engine.errors import CheckpointError, ConfigError
 from engine.scheduler import TASK_GATE, SchedulerSettings
+from engine.speaker import SpeakerEncoder
 from engine.talker.settings import TalkerSettings
 
 
@@ -79,3 +82,24 @@ def scheduler_settings(config: EngineConfig, runner: CodecRunner) -> SchedulerSe
         admission=admission,
         captured=frozenset(runner.captured),
     )
+
+
+def inside_root(folder: str) -> Path:
+    """A relative folder of the settings lies in the repository, wherever the program was started."""
+    path = Path(folder).expanduser()
+    return path if path.is_absolute() else ROOT / path
+
+
+def speaker_encoder(checkpoint: Checkpoint, target: torch.device) -> SpeakerEncoder | None:
+    """The checkpoint's speaker encoder in float32, ready to embed; None for checkpoints that do not clone."""
+    if checkpoint.task != "Base":
+        return None
+    encoder = SpeakerEncoder(checkpoint.config.get("speaker_encoder_config") or {})
+    if checkpoint.load_format != "dummy":
+        prefix = "speaker_encoder."
+        state = {name[len(prefix) :]: tensor for name, tensor in checkpoint.tensors(prefix)}
+        try:
+            encoder.load_state_dict(state)
+        except RuntimeError as error:
+            raise CheckpointError(f"{checkpoint.name}: speaker encoder: {error}", field="model") from None
+    return encoder.float().eval().requires_grad_(False).to(target)
