@@ -154,8 +154,8 @@ class CodecDecoder(nn.Module):
         x = self.pre_conv(self.quantizer(codes), walk)  # [B, latent, T]
         x = self.pre_transformer(x.transpose(1, 2), walk).transpose(1, 2)
         for stage in self.upsample:
-            upsample, convnext = stage  # type: ignore[misc]
-            x = convnext(upsample(x, walk), walk)
+            x = stage[0](x, walk)  # type: ignore[index]
+            x = stage[1](x, walk)  # type: ignore[index]
         first, *blocks, snake, last = self.decoder
         x = first(x, walk)
         for block in blocks:
