@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from engine.codec.graphs import CodecRunner
 from engine.checkpoint import Checkpoint
+from engine.codec.graphs import CodecRunner
 from engine.config import ROOT, EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.scheduler import TASK_GATE, SchedulerSettings

@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+
+from engine.config import ROOT, EngineConfig
+from engine.errors import ConfigError
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_config_loads(path: Path):
+    assert EngineConfig.load(path).hash
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"talker.max_num_seq": 3}, "did you mean talker.max_num_seqs"),
+        ({"codec": {"batchin": True}}, "did you mean codec.batching"),
+        ({"modle": "x"}, "did you mean model"),
+        ({"talker.max_num_seqs": 0}, "talker.max_num_seqs = 0"),
+        ({"talker.scheduler_mode": "fast"}, "talker.scheduler_mode = 'fast'"),
+        ({"stream.chunk_schedule": []}, "stream.chunk_schedule"),
+    ],
+)
+def test_wrong_settings_are_named(overrides, words):
+    with pytest.raises(ConfigError) as error:
+        EngineConfig.load(None, **overrides)
+    assert words in error.value.message
+
+
+def test_overlay_extends_and_hash(tmp_path):
+    (tmp_path / "base.yaml").write_text("talker: {max_num_seqs: 4, max_prompt: 99}\n")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\ntalker: {max_num_seqs: 8}\n")
+    config = EngineConfig.load(tmp_path / "top.yaml")
+    assert (config.talker.max_num_seqs, config.talker.max_prompt) == (8, 99)
+    assert config.hash == EngineConfig.load(None, **config.model_dump()).hash
+    assert config.hash != config.replace(**{"talker.max_num_seqs": 9}).hash
+
+
+def test_missing_and_broken_files(tmp_path):
+    with pytest.raises(ConfigError, match="configs/embedded.yaml"):
+        EngineConfig.load(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        EngineConfig.load(tmp_path / "bad.yaml")
+    (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
+    with pytest.raises(ConfigError, match="extends itself"):
+        EngineConfig.load(tmp_path / "loop.yaml")
