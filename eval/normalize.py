@@ -18,7 +18,7 @@ from typing import Protocol
 # Unicode blocks and signs it covers.
 _HANZI_PUNCTUATION = (
     "＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､"  # full-width forms
-    "　、〃〈〉《》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏﹑﹔·！？｡。"
+    "　、〃〈〉《》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏﹑﹔·．！？｡。"
 )
 _DELETED = (set(_HANZI_PUNCTUATION) | set(string.punctuation)) - {"'"}
 _DELETE_TABLE = {ord(sign): None for sign in _DELETED}
