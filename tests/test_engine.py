@@ -1,0 +1,164 @@
+"""The whole engine on random weights: real vLLM, real codec. What comes out is noise, but every promise holds."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from engine.errors import EngineBusy, InvalidRequest, InvalidText, UnknownVoice
+from engine.request import SAMPLES_PER_FRAME, SamplingOverrides, SpeechRequest
+
+GREEDY = SamplingOverrides(do_sample=False, subtalker_dosample=False)
+TEXTS = [
+    "One.",
+    "A second, somewhat longer sentence.",
+    "Third time lucky?",
+    "The fourth has a comma, and an end.",
+    "Five!",
+    "A sixth voice joins the others here.",
+]
+
+
+def speak(engine, text, voice, **options):
+    stream = engine.stream(SpeechRequest(text, voice=voice, **options))
+    chunks = stream.read_all()
+    pcm = np.concatenate([chunk.pcm for chunk in chunks]) if chunks else np.zeros(0, np.float32)
+    return pcm, chunks, stream.result
+
+
+def idle(engine, timeout=10.0):
+    """Wait until nothing runs; returns the gauges."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        metrics = engine.metrics()
+        if not metrics["active"] and not metrics["waiting"]:
+            return metrics
+        time.sleep(0.01)
+    raise AssertionError(f"still busy: {engine.metrics()}")
+
+
+def test_chunks_are_whole_frames_in_order(engine, voice):
+    pcm, chunks, result = speak(engine, "Hello there, this is a test.", voice, seed=3, max_frames=20)
+    assert result.frames * SAMPLES_PER_FRAME == len(pcm) and result.frames >= 2
+    assert [c.index for c in chunks] == list(range(len(chunks)))
+    assert [c.first_frame for c in chunks] == list(np.cumsum([0] + [c.frames for c in chunks])[:-1])
+    assert chunks[0].frames == 1  # the schedule begins with one frame
+    assert pcm.dtype == np.float32 and np.abs(pcm).max() <= 1
+    assert result.weights == "random" and result.seed == 3
+    assert result.finish_reason in ("stop", "length")
+    assert result.ttfa_ms is not None and 0 < result.ttfa_ms <= 1e3 * result.wall_s
+
+
+def test_same_seed_same_audio_other_seed_other_audio(engine, voice):
+    first = speak(engine, "Repeat me.", voice, seed=11, max_frames=12)[0]
+    again = speak(engine, "Repeat me.", voice, seed=11, max_frames=12)[0]
+    other = speak(engine, "Repeat me.", voice, seed=12, max_frames=12)[0]
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_a_then_b_equals_b_alone(engine, voice):  # gabriele-mastrapasqua/qwen3-tts #19: leaks from the last request
+    alone = speak(engine, TEXTS[1], voice, seed=5, max_frames=16)[0]
+    speak(engine, TEXTS[3], voice, seed=6, max_frames=9)
+    assert np.allclose(speak(engine, TEXTS[1], voice, seed=5, max_frames=16)[0], alone, atol=1e-4)
+
+
+def test_six_at_once_equal_each_alone(engine, voice):  # vllm-omni #4370: another caller's voice in the first second
+    options = [{"seed": 20 + i, "max_frames": 10 + 5 * i, "x_vector_only": bool(i % 2)} for i in range(len(TEXTS))]
+    alone = [speak(engine, text, voice, **o)[0] for text, o in zip(TEXTS, options, strict=True)]
+    together: list = [None] * len(TEXTS)
+
+    def run(i):
+        time.sleep(0.03 * i)
+        together[i] = speak(engine, TEXTS[i], voice, **options[i])[0]
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(TEXTS))]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    for i, (a, b) in enumerate(zip(alone, together, strict=True)):
+        assert a.shape == b.shape, i
+        assert np.abs(a - b).max() < 1e-3, i
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "field"),
+    [
+        ({"text": "😀😀"}, InvalidText, "text"),
+        ({"text": " . "}, InvalidText, "text"),
+        ({"language": "klingon"}, InvalidRequest, "language"),
+        ({"speaker": "vivian"}, InvalidRequest, "speaker"),
+        ({"instruct": "cheerful"}, InvalidRequest, "instruct"),
+        ({"voice": None}, InvalidRequest, "voice"),
+        ({"voice": "nobody of this name"}, UnknownVoice, "voice"),
+        ({"voice": "../../etc/passwd"}, InvalidRequest, "voice"),
+        ({"seed": -1}, InvalidRequest, "seed"),
+        ({"max_frames": 1}, InvalidRequest, "max_frames"),
+        ({"max_frames": 10**6}, InvalidRequest, "max_frames"),
+        ({"chunk_schedule": (0,)}, InvalidRequest, "chunk_schedule"),
+        ({"deadline_s": 0.0}, InvalidRequest, "deadline_s"),
+        ({"sampling": SamplingOverrides(temperature=-1)}, InvalidRequest, "temperature"),
+        ({"sampling": SamplingOverrides(top_p=0)}, InvalidRequest, "top_p"),
+    ],
+)
+def test_bad_input_is_refused_before_it_costs_anything(engine, voice, options, error, field):
+    before = engine.metrics()
+    with pytest.raises(error) as caught:
+        engine.stream(SpeechRequest(**({"text": "Fine.", "voice": voice} | options)))
+    assert caught.value.field == field
+    after = engine.metrics()
+    assert (after["active"], after["waiting"]) == (before["active"], before["waiting"])
+
+
+def test_cancel_at_each_stage_frees_everything(engine, voice):
+    before = idle(engine)
+    for i in range(50):
+        stream = engine.stream(SpeechRequest("Never to be finished, this one.", voice=voice, seed=i, max_frames=100))
+        if i % 5:
+            for _ in range(i % 5):
+                next(stream)
+        assert stream.cancel()
+        rest = stream.read_all()
+        assert stream.result.finish_reason == "cancelled", i
+        assert stream.result.frames == i % 5 + sum(chunk.frames for chunk in rest) or i % 5
+        assert not stream.cancel()  # it has ended
+    after = idle(engine)
+    for name in ("talker_slots_free", "codec_slots_free"):
+        assert after[name] == before[name]
+    assert after["talker_kv_blocks_free"] == before["talker_kv_blocks_free"]
+    assert after["finished_cancelled"] - before.get("finished_cancelled", 0) == 50
+
+
+def test_queue_is_bounded_and_deadlines_hold(engine, voice):
+    running = [engine.stream(SpeechRequest("Busy.", voice=voice, seed=i, max_frames=60)) for i in range(8 + 16)]
+    with pytest.raises(EngineBusy) as busy:
+        engine.stream(SpeechRequest("One too many.", voice=voice))
+    assert busy.value.retry_after_s > 0 and busy.value.http_status == 503
+    for stream in running:
+        stream.cancel()
+    for stream in running:
+        stream.read_all()
+        assert stream.result.finish_reason in ("cancelled", "stop", "length")
+    stream = engine.stream(SpeechRequest("Too slow.", voice=voice, seed=1, max_frames=200, deadline_s=0.3))
+    stream.read_all()
+    assert stream.result.finish_reason in ("deadline", "stop")
+
+
+def test_long_text_is_one_stream_of_parts(engine, voice):
+    sentence = "This sentence is spoken many times over, so that the text grows long. "
+    pcm, _, result = speak(engine, sentence * 8, voice, seed=2, max_frames=6)
+    # Random weights seldom end by themselves: the first part that hits its limit ends the request, and says so.
+    assert result.finish_reason in ("stop", "length")
+    assert len(pcm) == result.frames * SAMPLES_PER_FRAME
+    assert result.text.count("sentence") == 8
+
+
+def test_min_frames_and_length_finish(engine, voice):
+    _, _, result = speak(engine, "Cut me.", voice, seed=4, max_frames=2)
+    assert result.frames == 2 and result.finish_reason == "length" and not result.ok
+
+
+def test_info_and_metrics_are_plain(engine):
+    assert engine.info.task == "Base" and engine.info.weights == "random"
+    assert engine.info.config_hash == engine.config.hash
+    assert all(isinstance(value, (int, float)) for value in engine.metrics().values())
