@@ -61,6 +61,7 @@ class StreamConfig(Section):
     max_waiting: int = Field(64, ge=0)  # queued beyond the running ones; past it EngineBusy
     deadline_s: float | None = Field(None, gt=0)
     split_chars: int = Field(280, ge=40)  # longer text is spoken in parts, split at sentences
+    spoken_forms: Literal["auto", "on", "off"] = "auto"  # numbers, dates, prices to English words; auto: see text.py
     max_text_chars: int = Field(20_000, ge=1)
     max_frames: int = Field(1024, ge=2)  # of one part, whatever its text
 

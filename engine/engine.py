@@ -160,9 +160,7 @@ class Engine:
             EngineClosed: closed or failed.
         """
         submitted_at = time.monotonic()
-        cleaned = text.prepare(
-            request.text, max_chars=self.config.stream.max_text_chars, split_chars=self.config.stream.split_chars
-        )
+        cleaned = self.prepare_text(request.text, request.language)
         seed = sampling.resolve_seed(request.seed)
         settings = sampling.resolve(request.sampling, self.checkpoint.generation)
         if request.chunk_schedule is not None:
@@ -190,6 +188,16 @@ class Engine:
             )
         )
         return stream
+
+    def prepare_text(self, written: str, language: str = "auto") -> text.CleanText:
+        """The text as it would be spoken, and its parts; for previews too. Raises InvalidText."""
+        limits = self.config.stream
+        return text.prepare(
+            written,
+            max_chars=limits.max_text_chars,
+            split_chars=limits.split_chars,
+            spoken_forms=text.wants_spoken_forms(limits.spoken_forms, language or "auto", self.checkpoint.languages),
+        )
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request and free what it holds; False if it is not running or waiting."""

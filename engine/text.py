@@ -7,6 +7,7 @@ import unicodedata
 from dataclasses import dataclass
 
 from engine.errors import InvalidText
+from engine.normalize import english
 
 _MARKDOWN = (
     (re.compile(r"```.*?```", re.S), " "),  # code blocks are not read out
@@ -146,7 +147,21 @@ def frame_cap(text: str, limit: int) -> int:
     return min(limit, 40 + 10 * digits + 8 * wide + 3 * (len(text) - digits - wide))
 
 
-def prepare(text: str, *, max_chars: int, split_chars: int) -> CleanText:
-    """`clean`, then `split`."""
+def prepare(text: str, *, max_chars: int, split_chars: int, spoken_forms: bool = False) -> CleanText:
+    """`clean`, numbers and the like to English words if asked, then `split`."""
     cleaned = clean(text, max_chars)
+    if spoken_forms:
+        cleaned = english(cleaned)
     return CleanText(cleaned, split(cleaned, split_chars))
+
+
+def wants_spoken_forms(setting: str, language: str, languages: list[str]) -> bool:
+    """Whether text is to be expanded to English words.
+
+    "auto" says yes for English, named or certain: other languages read their digits their own way, and with
+    "auto" as language the model finds out which one it is.
+    """
+    if setting != "auto":
+        return setting == "on"
+    name = language.strip().lower()
+    return name in ("en", "english") or name.startswith("en-") or (name == "auto" and languages == ["english"])
