@@ -44,7 +44,7 @@ class DNSMOS:
 
     def predict(self, pcm16k: np.ndarray) -> dict[str, float]:
         # The model wants 9.01 s and repeats a shorter clip by doubling, then slides over all of it: a clip of 4.6 s
-        # costs nine windows. Tiled to just one window it gives the same within 0.05 (four clips) for a ninth of the time.
+        # costs nine windows. Tiled to one window it scores the same within 0.05 (four clips) for a ninth of the time.
         needed = round(9.01 * SAMPLE_RATE)
         if pcm16k.size < needed:
             pcm16k = np.resize(pcm16k, needed)
