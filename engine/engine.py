@@ -24,6 +24,7 @@ from engine.audio import Audio
 from engine.checkpoint import Checkpoint
 from engine.codec.codec import Codec
 from engine.codec.graphs import CodecRunner
+from engine.codec_stage import CodecStage
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.job import Job, Part
@@ -94,8 +95,7 @@ class Engine:
         self._talker = Talker(talker_settings, self.checkpoint)
         self._loop = EngineLoop(
             self._talker,
-            self._runner,
-            wiring.scheduler_settings(config, self._runner),
+            CodecStage(self._runner, wiring.scheduler_settings(config, self._runner), self._trace),
             max_active=config.talker.max_num_seqs,
             max_waiting=config.stream.max_waiting,
             trace=self._trace,

@@ -42,6 +42,7 @@ class Job:
     talker_id: str | None = None  # set while the talker has the current part
     codec_slot: int | None = None
     codes: list[np.ndarray] = field(default_factory=list)  # int64 [n, G], produced but not decoded
+    in_flight: int = 0  # frames that the codec is working on
     decoded: int = 0  # frames emitted
     chunks: int = 0
     first_chunk_at: float | None = None
@@ -53,7 +54,8 @@ class Job:
         return self.stream.id
 
     def take(self, frames: int) -> np.ndarray:
-        """The next `frames` frames of codes, int64 [frames, G]."""
+        """The next `frames` frames of codes, int64 [frames, G], for the codec."""
+        self.in_flight += frames
         taken: list[np.ndarray] = []
         while frames:
             head = self.codes[0]

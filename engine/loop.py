@@ -14,16 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.codec.graphs import CodecRunner
+from engine.codec_stage import CodecStage
 from engine.errors import ChorusError, EngineBusy, EngineClosed
 from engine.job import Job
-from engine.scheduler import CodecQueue, SchedulerSettings
 from engine.stream import failed
 from engine.talker.talker import Talker, TalkerFrames
 from engine.trace import Trace
-
-PRIMED_STATES = 64  # codec states kept after the reference clip of a voice, least recently used dropped
-PRIME_FRAMES = 25  # the reference is decoded in pieces of this many frames: bounded memory at any length
 
 
 class EngineLoop:
@@ -32,8 +28,7 @@ class EngineLoop:
     def __init__(
         self,
         talker: Talker,
-        codec: CodecRunner,
-        settings: SchedulerSettings,
+        codec: CodecStage,
         *,
         max_active: int,
         max_waiting: int,
@@ -41,7 +36,6 @@ class EngineLoop:
     ) -> None:
         self._talker = talker
         self._codec = codec
-        self._queue = CodecQueue(settings)
         self._max_active = max_active
         self._max_waiting = max_waiting
         self._trace = trace
@@ -50,7 +44,6 @@ class EngineLoop:
         self._waiting: OrderedDict[str, Job] = OrderedDict()
         self._active: dict[str, Job] = {}
         self._by_talker: dict[str, Job] = {}
-        self._primed: OrderedDict[str, Any] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._known: set[str] = set()  # ids submitted and not ended; guarded by _wake
         self._closing = False
@@ -153,8 +146,7 @@ class EngineLoop:
         while self._waiting and len(self._active) < self._max_active and self._talker.free_slots:
             _, job = self._waiting.popitem(last=False)
             self._active[job.id] = job
-            job.codec_slot = self._codec.open()
-            self._queue.add(job.id, schedule=job.chunk_schedule, task=job.task)
+            self._codec.open(job)
             self._start_part(job)
 
     def _start_part(self, job: Job) -> None:
@@ -185,12 +177,8 @@ class EngineLoop:
         job = self._by_talker.get(frames.id)
         if job is None:
             return
-        count = len(frames.codes)
-        trouble = None
-        if count:
-            codes = np.asarray(frames.codes, dtype=np.int64)
-            job.codes.append(codes)
-            trouble = job.watchdog.codes(codes[:, 0])
+        codes = np.asarray(frames.codes, dtype=np.int64)
+        trouble = job.watchdog.codes(codes[:, 0]) if len(codes) else None
         if frames.finish:
             del self._by_talker[frames.id]
             job.talker_id = None
@@ -204,7 +192,7 @@ class EngineLoop:
             self._start_part(job)
         elif frames.finish:
             job.ending = frames.finish
-        self._queue.produce(job.id, count, time.monotonic(), ended=job.ending is not None)
+        self._codec.produced(job, codes, ended=job.ending is not None)
 
     def _stop_talker(self, job: Job, reason: str, detail: str) -> None:
         if job.talker_id is not None:
@@ -214,53 +202,17 @@ class EngineLoop:
         job.ending, job.detail = reason, detail
 
     def _run_codec(self) -> None:
-        while (batch := self._queue.take(time.monotonic())) is not None:
-            jobs = [self._active[stream_id] for stream_id in batch.streams]
-            for job in jobs:
-                self._prime(job)
-            codes = np.stack([job.take(batch.frames) for job in jobs])  # [n, T, G]
-            started = time.monotonic()
-            pcm = self._codec.decode([job.codec_slot for job in jobs], torch.from_numpy(codes).transpose(1, 2))
-            spent = time.monotonic() - started
-            self._counts["codec_batches"] += 1
-            self._trace.event("codec", ms=1e3 * spent, streams=len(jobs), frames=batch.frames)
-            for job, samples in zip(jobs, pcm, strict=True):
-                self._emit(job, samples, batch.frames)
-            # New frames first: a long queue of chunks must not hold up the talker, which feeds everyone.
-            if self._inbox:
-                self._take_commands()
+        for job, samples, frames in self._codec.run(wait=not self._talker.busy):
+            chunk = job.emit(samples, frames)
+            self._counts["frames"] += frames
+            self._trace.event("chunk", job.id, index=chunk.index, frames=frames)
+            trouble = job.watchdog.pcm(samples)
+            if trouble and job.ending is None:
+                job.detail = "it went silent without an end"
+                self._end(job, trouble)
         for job in list(self._active.values()):
-            if job.ending is not None and job.talker_id is None and self._queue.done(job.id):
+            if job.ending is not None and job.talker_id is None and self._codec.finished(job):
                 self._end(job, job.ending)
-
-    def _emit(self, job: Job, samples: np.ndarray, frames: int) -> None:
-        chunk = job.emit(samples, frames)
-        self._counts["frames"] += frames
-        self._trace.event("chunk", job.id, index=chunk.index, frames=frames)
-        trouble = job.watchdog.pcm(samples)
-        if trouble and job.ending is None:
-            self._stop_talker(job, trouble, "it went silent without an end")
-            job.codes.clear()
-            self._queue.remove(job.id)
-            self._end(job, trouble)
-
-    def _prime(self, job: Job) -> None:
-        """Run the reference codes through the decoder once, so that the new speech continues them."""
-        if job.reference_codes is None:
-            return
-        slot, key = job.codec_slot, job.reference_key
-        if key is not None and key in self._primed:
-            self._codec.restore(slot, self._primed[key])
-            self._primed.move_to_end(key)
-        else:
-            codes = torch.from_numpy(np.ascontiguousarray(job.reference_codes.T[None]))
-            for at in range(0, codes.shape[-1], PRIME_FRAMES):
-                self._codec.decode([slot], codes[..., at : at + PRIME_FRAMES], prime=True)
-            if key is not None:
-                self._primed[key] = self._codec.save(slot)
-                while len(self._primed) > PRIMED_STATES:
-                    self._primed.popitem(last=False)
-        job.reference_codes = None
 
     # ---- endings -----------------------------------------------------------------------------------------------
 
@@ -277,11 +229,7 @@ class EngineLoop:
             self._by_talker.pop(job.talker_id, None)
             self._talker.abort(job.talker_id)
             job.talker_id = None
-        self._queue.remove(job.id)
-        if job.codec_slot is not None:
-            self._codec.close(job.codec_slot)
-            job.codec_slot = None
-        job.codes.clear()
+        self._codec.close(job)
         with self._wake:
             self._known.discard(job.id)
 

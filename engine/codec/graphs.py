@@ -9,6 +9,7 @@ is counted. On the CPU everything runs eagerly through the same path.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +25,11 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]  # a function over 
 
 def capture_cuda(run: Callable[[], None]) -> Callable[[], None]:
     """Capture `run` in a CUDA graph; all graphs share one memory pool, since only one replays at a time."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # warm-up: cuDNN picks its algorithms, lazy kernels load
+    for _ in range(2):  # warm-up on this side stream: cuDNN picks its algorithms, lazy kernels load
         run()
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=_pool()):
+    with torch.cuda.graph(graph, pool=_pool(), stream=torch.cuda.current_stream()):
         run()
     return graph.replay
 
@@ -48,6 +46,25 @@ def _pool():
 def run_eagerly(run: Callable[[], None]) -> Callable[[], None]:
     """The seam for machines without CUDA: "replay" runs the function over the same fixed buffers."""
     return run
+
+
+class Decoded:
+    """PCM that may still be on its way from the device."""
+
+    def __init__(self, pieces: list[Tensor], event: torch.cuda.Event | None) -> None:
+        self._pieces = pieces
+        self._event = event
+
+    @property
+    def ready(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def wait(self) -> np.ndarray:
+        """float32 [n, T * 1920]; waits for the device if need be."""
+        if self._event is not None:
+            self._event.synchronize()
+        arrays = [piece.numpy() for piece in self._pieces]
+        return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,8 @@ class CodecRunner:
         self.device = torch.device(device)
         self.total_slots = slots
         self._trash = slots  # the row that padded entries read and write
+        # Its own stream: the codec's work overlaps the talker's instead of queueing behind the next step.
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._state = decoder.init_state(slots + 1, self.device, dtype)
         self._free = list(range(slots - 1, -1, -1))
         self._graphs: dict[int, list[_Graph]] = {}  # frames → graphs by batch, ascending
@@ -92,7 +111,7 @@ class CodecRunner:
         if capture_with is None:
             capture_with = capture_cuda if self.device.type == "cuda" else run_eagerly
         self.captured = frozenset(capture)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._on_stream():
             for batch, frames in sorted(self.captured, reverse=True):
                 if batch < 1 or frames < 1:
                     raise ConfigError(
@@ -114,7 +133,8 @@ class CodecRunner:
         if not self._free:
             raise EngineBusy(f"all {self.total_slots} codec slots are taken")
         slot = self._free.pop()
-        self._state.reset(self._index([slot]))
+        with torch.inference_mode(), self._on_stream():
+            self._state.reset(self._index([slot]))
         return slot
 
     def close(self, slot: int) -> None:
@@ -122,42 +142,54 @@ class CodecRunner:
 
     def save(self, slot: int) -> DecoderState:
         """A copy of a slot's state, to begin other streams from it (`restore`)."""
-        return self._state.select(self._index([slot]))
+        with torch.inference_mode(), self._on_stream():
+            return self._state.select(self._index([slot]))
 
     def restore(self, slot: int, state: DecoderState) -> None:
         """Continue `slot` from a saved state."""
-        self._state.write(self._index([slot]), state)
+        with torch.inference_mode(), self._on_stream():
+            self._state.write(self._index([slot]), state)
 
     # ---- decoding ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def decode(self, slots: Sequence[int], codes: Tensor, prime: bool = False) -> np.ndarray:
-        """The next T frames of each slot.
+    def launch(self, slots: Sequence[int], codes: Tensor) -> Decoded:
+        """Begin decoding the next T frames of each slot; on a GPU this returns before the work is done.
+
+        Launches run in order on the codec's own stream, so a slot may be launched again, closed or reused at once.
 
         Args:
             slots: n different open slots.
             codes: int64 [n, G, T] on the CPU.
-            prime: the PCM is not wanted (reference frames); runs eagerly, is not counted, returns an empty array.
-
-        Returns:
-            float32 [n, T * 1920].
         """
-        if prime:
-            self._step(self._index(slots), codes.to(self.device))
-            return np.zeros((len(slots), 0), np.float32)
-        frames = codes.shape[-1]
-        graphs = self._graphs.get(frames)
-        if graphs is None:
-            self.stats["eager"] += 1
-            return self._step(self._index(slots), codes.to(self.device)).cpu().numpy()
-        largest = graphs[-1].batch
-        pieces = [
-            self._replay(graphs, slots[at : at + largest], codes[at : at + largest])
-            for at in range(0, len(slots), largest)
-        ]
-        return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        with self._on_stream():
+            graphs = self._graphs.get(codes.shape[-1])
+            if graphs is None:
+                self.stats["eager"] += 1
+                pieces = [self._to_host(self._step(self._index(slots), self._pinned(codes).to(self.device)))]
+            else:
+                largest = graphs[-1].batch
+                pieces = [
+                    self._replay(graphs, slots[at : at + largest], codes[at : at + largest])
+                    for at in range(0, len(slots), largest)
+                ]
+            event = None
+            if self._stream is not None:
+                event = torch.cuda.Event()
+                event.record(self._stream)
+        return Decoded(pieces, event)
 
-    def _replay(self, graphs: list[_Graph], slots: Sequence[int], codes: Tensor) -> np.ndarray:
+    def decode(self, slots: Sequence[int], codes: Tensor) -> np.ndarray:
+        """`launch` and wait: float32 [n, T * 1920]."""
+        return self.launch(slots, codes).wait()
+
+    @torch.inference_mode()
+    def prime(self, slot: int, codes: Tensor) -> None:
+        """Run reference codes, int64 [1, G, T], through a slot; their PCM is not wanted. Eager, not counted."""
+        with self._on_stream():
+            self._step(self._index([slot]), codes.to(self.device))
+
+    def _replay(self, graphs: list[_Graph], slots: Sequence[int], codes: Tensor) -> Tensor:
         n = len(slots)
         graph = next(graph for graph in graphs if graph.batch >= n)
         pad = graph.batch - n
@@ -166,8 +198,17 @@ class CodecRunner:
         graph.replay()
         self.stats["graph_hits"] += 1
         self.stats["padded_rows"] += pad
-        pcm = graph.pcm[:n]
-        return pcm.cpu().numpy() if pcm.is_cuda else pcm.numpy().copy()
+        return self._to_host(graph.pcm[:n])
+
+    def _to_host(self, pcm: Tensor) -> Tensor:
+        """A copy on the host: the graph's output buffer is overwritten by its next replay."""
+        if not pcm.is_cuda:
+            return pcm.clone()
+        host = torch.empty(pcm.shape, dtype=pcm.dtype, pin_memory=True)
+        return host.copy_(pcm, non_blocking=True)
+
+    def _on_stream(self):
+        return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
     def _step(self, rows: Tensor, codes: Tensor) -> Tensor:
         """rows int64 [n], codes int64 [n, G, T] → float32 [n, T * 1920]; the slots move on by T frames."""

@@ -1,0 +1,123 @@
+"""The codec's side of the engine's thread: which chunks run now, what is under way, what is ready to be heard."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.codec.graphs import CodecRunner, Decoded
+from engine.codec.streaming import DecoderState
+from engine.job import Job
+from engine.scheduler import CodecQueue, SchedulerSettings
+from engine.trace import Trace
+
+PRIMED_STATES = 64  # codec states kept after the reference clip of a voice, least recently used dropped
+PRIME_FRAMES = 25  # the reference is decoded in pieces of this many frames: bounded memory at any length
+
+
+@dataclass(frozen=True)
+class _Launch:
+    jobs: list[Job]
+    frames: int
+    decoded: Decoded
+    at: float
+
+
+class CodecStage:
+    """Between talker and listeners: a queue of frames per stream, and the decoder's slots. One thread."""
+
+    def __init__(self, runner: CodecRunner, settings: SchedulerSettings, trace: Trace) -> None:
+        self._runner = runner
+        self._queue = CodecQueue(settings)
+        self._trace = trace
+        self._jobs: dict[str, Job] = {}
+        self._launched: deque[_Launch] = deque()
+        self._primed: OrderedDict[str, DecoderState] = OrderedDict()
+        self.batches = 0
+
+    @property
+    def free_slots(self) -> int:
+        return self._runner.free_slots
+
+    @property
+    def stats(self) -> dict[str, int]:
+        return {"batches": self.batches, **self._runner.stats}
+
+    def open(self, job: Job) -> None:
+        """Take a slot for the job."""
+        job.codec_slot = self._runner.open()
+        self._queue.add(job.id, schedule=job.chunk_schedule, task=job.task)
+        self._jobs[job.id] = job
+
+    def close(self, job: Job) -> None:
+        """Free the job's slot; chunks under way are dropped when they come. Does nothing for a job without a slot."""
+        self._queue.remove(job.id)
+        self._jobs.pop(job.id, None)
+        job.codes.clear()
+        if job.codec_slot is not None:
+            self._runner.close(job.codec_slot)
+            job.codec_slot = None
+
+    def produced(self, job: Job, codes: np.ndarray, *, ended: bool) -> None:
+        """New frames of a job, int64 [n, G]; `ended`: its last."""
+        if len(codes):
+            job.codes.append(codes)
+        self._queue.produce(job.id, len(codes), time.monotonic(), ended=ended)
+
+    def finished(self, job: Job) -> bool:
+        """Whether every frame of an ended job was decoded and handed out."""
+        return self._queue.done(job.id) and job.in_flight == 0
+
+    def run(self, *, wait: bool) -> Iterator[tuple[Job, np.ndarray, int]]:
+        """Launch every chunk that is due; yields (job, float32 PCM, frames) of what is ready, in launch order.
+
+        `wait` waits for the device: right when the talker has nothing to do meanwhile.
+        """
+        while (batch := self._queue.take(time.monotonic())) is not None:
+            jobs = [self._jobs[stream_id] for stream_id in batch.streams]
+            for job in jobs:
+                self._prime(job)
+            codes = np.stack([job.take(batch.frames) for job in jobs])  # [n, T, G]
+            slots = [job.codec_slot for job in jobs if job.codec_slot is not None]
+            decoded = self._runner.launch(slots, torch.from_numpy(codes).transpose(1, 2))
+            self._launched.append(_Launch(jobs, batch.frames, decoded, time.monotonic()))
+            self.batches += 1
+            yield from self._collect(wait=False)
+        yield from self._collect(wait=wait)
+
+    def _collect(self, *, wait: bool) -> Iterator[tuple[Job, np.ndarray, int]]:
+        while self._launched and (wait or self._launched[0].decoded.ready):
+            launch = self._launched.popleft()
+            pcm = launch.decoded.wait()
+            ms = 1e3 * (time.monotonic() - launch.at)
+            self._trace.event("codec", ms=ms, streams=len(launch.jobs), frames=launch.frames)
+            for job, samples in zip(launch.jobs, pcm, strict=True):
+                job.in_flight -= launch.frames
+                if self._jobs.get(job.id) is job:
+                    yield job, samples, launch.frames
+
+    def _prime(self, job: Job) -> None:
+        """Run the reference codes through the decoder once, so that the new speech continues them.
+
+        The state after a reference is kept by the content of the clip: the next request with the voice restores it.
+        """
+        if job.reference_codes is None or job.codec_slot is None:
+            return
+        slot, key = job.codec_slot, job.reference_key
+        if key is not None and key in self._primed:
+            self._runner.restore(slot, self._primed[key])
+            self._primed.move_to_end(key)
+        else:
+            codes = torch.from_numpy(np.ascontiguousarray(job.reference_codes.T[None]))
+            for at in range(0, codes.shape[-1], PRIME_FRAMES):
+                self._runner.prime(slot, codes[..., at : at + PRIME_FRAMES])
+            if key is not None:
+                self._primed[key] = self._runner.save(slot)
+                while len(self._primed) > PRIMED_STATES:
+                    self._primed.popitem(last=False)
+        job.reference_codes = None
