@@ -1,0 +1,61 @@
+"""The model-state hook of vLLM's Model Runner V2 (CUDA): inputs that graphs need, and the frame reports.
+
+Under a full CUDA graph the model sees what capture saw. Anything that changes per step lives in a tensor that stays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+
+class TalkerModelState(DefaultModelState):
+    """One per engine; vLLM calls its methods around every step, graph replays included."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sample_rows = torch.zeros(self.max_num_reqs, dtype=torch.int64, device=self.device)
+        self.sample_count = torch.zeros(1, dtype=torch.int64, device=self.device)
+
+    def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
+        """Before every step. The returned arguments reach eager steps only, the tensors' contents reach both."""
+        inputs = super().prepare_inputs(input_batch, req_states)
+        count = input_batch.num_reqs
+        self.sample_rows.zero_()
+        self.sample_rows[:count] = input_batch.logits_indices[:count]
+        self.sample_count.fill_(count)
+        if input_batch.num_tokens != count:
+            inputs["sample_rows"] = self.sample_rows[:count]
+        return inputs
+
+    def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+        """Before profiling and capture. Zeroed: rows of an earlier, larger run would point outside a smaller graph."""
+        inputs = super().prepare_dummy_inputs(num_reqs, num_tokens)
+        self.sample_rows.zero_()
+        self.sample_count.zero_()
+        if num_reqs != num_tokens:
+            inputs |= {"sample_rows": self.sample_rows[:num_reqs], "sample_count": self.sample_count}
+        return inputs
+
+    def prepare_attn(self, input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Capture graphs of steps with a prefill as if one request held all tokens.
+
+        FlashAttention 3 may split a request's keys and merges the parts in a second kernel, whose launch grid is
+        fixed at capture from the longest query. vLLM 0.26 captures tokens / requests there; a longer prompt replayed
+        in such a graph has most of its output never written. With the token count, the grid is one that fits any
+        query. Graphs up to the request limit (one token per request) are right as they are, and faster so.
+        """
+        if kwargs.get("for_capture") and input_batch.num_tokens > input_batch.num_reqs:
+            scheduled = input_batch.num_scheduled_tokens.copy()
+            scheduled[-1] = input_batch.num_tokens
+            input_batch.num_scheduled_tokens = scheduled
+        return super().prepare_attn(input_batch, *args, **kwargs)
+
+    def postprocess_state(self, *args: Any, **kwargs: Any) -> None:
+        """After every step, on the stream that ran it."""
+        super().postprocess_state(*args, **kwargs)
+        record = getattr(self.model.reports, "record", None)
+        if record is not None:
+            record()

@@ -1,0 +1,108 @@
+"""How a talker is run. Built from engine/config.py; checked here, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import ConfigError
+
+CHOICES = {
+    "scheduler_mode": ("sync", "async"),
+    "dtype": ("float32", "bfloat16"),
+    "device": ("cpu", "cuda"),
+    "load_format": ("auto", "dummy"),
+    "cudagraph": ("full", "decode", "none"),
+    "predictor": ("fused", "plain"),
+}
+
+
+@dataclass(frozen=True)
+class TalkerSettings:
+    """Start-up settings of the talker.
+
+    Attributes:
+        max_num_seqs: requests in one step.
+        slots: requests known to the talker, waiting ones included; at least max_num_seqs.
+        max_model_len: prefill rows plus frames of one request.
+        max_prompt: prefill plus trailing text rows of one request.
+        max_frames: frames of one request at most.
+        max_num_batched_tokens: rows of one step; bounds how long an arrival holds up the running streams.
+        scheduler_mode: "sync" or "async" (vLLM launches a step before the last one's tokens are read).
+        dtype: "float32" (the CPU's default, and for parity) or "bfloat16".
+        load_format: "auto" reads the checkpoint's weights, "dummy" makes random ones of its geometry.
+        kv_cache_memory_bytes: memory of the paged KV cache; 0 holds max_num_seqs requests of full length.
+        cudagraph: "full" captures decode steps and steps with a prefill, "decode" only the former. CUDA only.
+        capture_sizes: token counts to capture; those above max_num_batched_tokens are left out.
+        predictor: "fused" (kernels of our own) or "plain" (torch operations, for comparison).
+        deterministic: CUDA only: vLLM's batch-invariant kernels. Slower; prefill still depends on the batch.
+        self_check: CUDA graphs: compare hidden states of graph and eager steps at start, refuse to run if they differ.
+        threads: CPU threads of torch, 0 leaves them alone.
+    """
+
+    max_num_seqs: int = 16
+    slots: int = 32
+    max_model_len: int = 2048
+    max_prompt: int = 1024
+    max_frames: int = 1024
+    max_num_batched_tokens: int = 1280
+    scheduler_mode: str = "sync"
+    dtype: str = "float32"
+    device: str = "cpu"
+    load_format: str = "auto"
+    kv_cache_memory_bytes: int = 0
+    cudagraph: str = "full"
+    capture_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 480, 640, 960, 1280)
+    predictor: str = "fused"
+    deterministic: bool = False
+    self_check: bool = True
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"talker.{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}",
+                    field=f"talker.{name}",
+                )
+        for name in ("max_num_seqs", "slots", "max_model_len", "max_prompt", "max_frames", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"talker.{name} must be a positive integer, not {value!r}", field=f"talker.{name}")
+        if self.slots < self.max_num_seqs:
+            raise ConfigError(
+                f"talker.slots ({self.slots}) must be at least talker.max_num_seqs ({self.max_num_seqs}): "
+                "every request in a step needs a slot",
+                field="talker.slots",
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"talker.max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least talker.max_num_seqs "
+                f"({self.max_num_seqs}): a decode step has one row per request",
+                field="talker.max_num_batched_tokens",
+            )
+        if self.max_model_len < 3:
+            raise ConfigError("talker.max_model_len must be at least 3", field="talker.max_model_len")
+        if self.device == "cpu" and self.deterministic:
+            raise ConfigError(
+                "talker.deterministic switches CUDA kernels of vLLM; on the CPU leave it off (float32 there repeats)",
+                field="talker.deterministic",
+            )
+        if self.device == "cuda" and self.cudagraph != "none":
+            if not self.capture_sizes:
+                raise ConfigError(
+                    "talker.capture_sizes is empty; name sizes or set talker.cudagraph to none",
+                    field="talker.capture_sizes",
+                )
+            if any(not isinstance(n, int) or n < 1 for n in self.capture_sizes):
+                raise ConfigError("talker.capture_sizes must hold positive integers", field="talker.capture_sizes")
+
+    @property
+    def graph_sizes(self) -> list[int]:
+        """Token counts to capture. Always holds max_num_seqs (a full decode batch), never 2 in full mode.
+
+        A graph of two tokens is captured for two requests of one token each, and a chunk of two rows of one prompt
+        would replay it with a query length it was not captured for.
+        """
+        limit = self.max_num_seqs if self.cudagraph == "decode" else self.max_num_batched_tokens
+        sizes = {n for n in self.capture_sizes if n <= limit} | {self.max_num_seqs}
+        return sorted(sizes - {2} if self.cudagraph == "full" else sizes)

@@ -1,0 +1,217 @@
+"""What the talker keeps for each request: fixed device buffers indexed by slot.
+
+A slot is a row of every buffer. The slot's number is also the token that vLLM sees for the request, so a batch row
+finds its state from `input_ids` alone, in every scheduling mode and inside CUDA graphs. Everything is a function of
+(slot, position): no step counter exists, so chunked prefill, preemption and discarded steps need no handling.
+Slot 0 is the trash slot: dummy runs, padded rows and rows after the end land there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import EngineBusy, InvalidRequest
+from engine.talker.geometry import TalkerGeometry
+
+NEVER = 1 << 30  # a frame number no request reaches
+
+# Columns of SlotBuffers.integers and .reals: one row copy admits a request, one gather serves a batch.
+PROMPT_LEN, LAST_ROW, SEED, MIN_FRAMES, TICKET, TOP_K, SUB_TOP_K = range(7)
+TEMPERATURE, TOP_P, PENALTY, SUB_TEMPERATURE, SUB_TOP_P = range(5)
+
+
+class SlotsFull(EngineBusy):
+    """Every slot holds a request; add again once one has ended."""
+
+    code = "slots_full"
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """A request as the talker reads it, in the talker's width H, any float dtype.
+
+    Attributes:
+        prefill: [T, H] rows of the prompt.
+        trailing: [L, H] text rows, one added to the input of each decode step; L may be 0.
+        pad: [H] the row added once the trailing rows are used up.
+    """
+
+    prefill: torch.Tensor
+    trailing: torch.Tensor
+    pad: torch.Tensor
+
+
+@dataclass(frozen=True)
+class SlotOptions:
+    """How one request is sampled. Defaults are those of the published generation_config.json.
+
+    The plain names govern code 0, the `subtalker_` names codes 1 and up (the code predictor).
+
+    Attributes:
+        seed: any integer; the same seed gives the same draws whatever else runs.
+        max_frames: frames to make at most; exactly this many when no end comes before (the reference stops one
+            frame earlier, as its last code 0 never gets its frame).
+        min_frames: frames before which the end is blocked.
+        do_sample: False takes the likeliest code; so does a temperature of 0.
+        top_k: 0 switches it off.
+        repetition_penalty: on the code 0 values already spoken; the prompt is not counted.
+    """
+
+    seed: int
+    max_frames: int
+    min_frames: int = 2
+    do_sample: bool = True
+    temperature: float = 0.9
+    top_k: int = 50
+    top_p: float = 1.0
+    repetition_penalty: float = 1.05
+    subtalker_dosample: bool = True
+    subtalker_temperature: float = 0.9
+    subtalker_top_k: int = 50
+    subtalker_top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_frames", 1), ("min_frames", 0), ("top_k", 0), ("subtalker_top_k", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise InvalidRequest(f"{name} must be an integer of at least {low}, not {value!r}", field=name)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InvalidRequest(f"seed must be an integer, not {self.seed!r}", field="seed")
+        for prefix in ("", "subtalker_"):
+            _check_real(prefix + "temperature", getattr(self, prefix + "temperature"), 0.0, 100.0)
+            name = prefix + "top_p"
+            _check_real(name, getattr(self, name), 0.0, 1.0)
+            if getattr(self, name) == 0.0:
+                raise InvalidRequest(f"{name} must be above 0; 1 switches it off", field=name)
+        _check_real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+
+
+def _check_real(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:  # NaN fails too
+        raise InvalidRequest(f"{name} must be a number from {low:g} to {high:g}, not {value!r}", field=name)
+
+
+class SlotPool:
+    """Which slots are free. First in, first out, so that a freed slot rests as long as possible."""
+
+    def __init__(self, slots: int) -> None:
+        self.total = slots
+        self._free = deque(range(1, slots + 1))
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        if not self._free:
+            raise SlotsFull(f"all {self.total} talker slots are taken; add the request when one has ended")
+        return self._free.popleft()
+
+    def give(self, slot: int) -> None:
+        self._free.append(slot)
+
+
+class SlotBuffers:
+    """The per-slot tensors. S = slots + 1 (slot 0 is trash), F = max_frames, G = code groups.
+
+    rows      [S, max_prompt + 1, H]  prefill rows, trailing text rows, then the pad row
+    codes     [S, F + 1, G] int64   written once per frame, -1 before; column F takes what must not be kept
+    seen_at   [S, vocab] int32      first frame in which code 0 took this value, NEVER before
+    integers  [S, 7] int64, reals [S, 5] float32     one column per setting, see the names above
+    """
+
+    def __init__(
+        self,
+        geometry: TalkerGeometry,
+        slots: int,
+        max_prompt: int,
+        max_frames: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.slots = slots
+        self.max_prompt, self.max_frames = max_prompt, max_frames
+        self.vocab = geometry.vocab
+        width, count = geometry.talker.hidden, slots + 1
+        # empty, not zeros: on the CPU the pages of slots never used are never touched
+        self.rows = torch.empty(count, max_prompt + 1, width, device=device, dtype=dtype)
+        self.rows[0].zero_()
+        self.codes = torch.full((count, max_frames + 1, geometry.groups), -1, device=device, dtype=torch.int64)
+        self.seen_at = torch.full((count, geometry.vocab), NEVER, device=device, dtype=torch.int32)
+        self.integers = torch.zeros(count, 7, device=device, dtype=torch.int64)
+        self.reals = torch.ones(count, 5, device=device, dtype=torch.float32)
+        self.integers[:, TOP_K] = self.integers[:, SUB_TOP_K] = geometry.vocab
+
+    def check(self, prompt: PromptRows, options: SlotOptions) -> None:
+        """Refuse what does not fit or could poison a batch.
+
+        Raises:
+            InvalidRequest: wrong shape, too long, or a value that is not finite; `field` names the culprit.
+        """
+        width = self.rows.shape[-1]
+        for name, tensor, dims in (
+            ("prefill", prompt.prefill, 2),
+            ("trailing", prompt.trailing, 2),
+            ("pad", prompt.pad, 1),
+        ):
+            if tensor.dim() != dims or tensor.shape[-1] != width or not tensor.is_floating_point():
+                raise InvalidRequest(
+                    f"prompt.{name} must be a float tensor of width {width}, not {tensor.dtype} {list(tensor.shape)}",
+                    field=name,
+                )
+            if not bool(torch.isfinite(tensor).all()):
+                raise InvalidRequest(f"prompt.{name} holds values that are not finite", field=name)
+        if options.max_frames > self.max_frames:
+            raise InvalidRequest(
+                f"max_frames {options.max_frames} is above this engine's limit of {self.max_frames}", field="max_frames"
+            )
+        if prompt.prefill.shape[0] == 0:
+            raise InvalidRequest("prompt.prefill has no rows", field="prefill")
+        # text rows past the last frame are never read: only those that can be must fit
+        rows = prompt.prefill.shape[0] + min(prompt.trailing.shape[0], options.max_frames)
+        if rows > self.max_prompt:
+            raise InvalidRequest(
+                f"the prompt has {rows} rows, this engine takes {self.max_prompt}; shorten the text, the instruction "
+                "or the reference clip, or raise talker.max_prompt",
+                field="prefill",
+            )
+
+    def write(self, slot: int, ticket: int, prompt: PromptRows, options: SlotOptions) -> None:
+        """Set every field of a slot. Queued on the current stream: a step in flight on it cannot see the change.
+
+        Args:
+            ticket: a positive number of this admission, carried by every frame report (slots are reused).
+        """
+        trailing = prompt.trailing[: options.max_frames]
+        length, last = prompt.prefill.shape[0], prompt.prefill.shape[0] + trailing.shape[0]
+        rows = torch.cat([prompt.prefill, trailing, prompt.pad[None]]).to(self.rows.dtype)
+        top_k, sub_top_k = options.top_k or self.vocab, options.subtalker_top_k or self.vocab
+        seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)  # any integer, wrapped to int64
+        integers = torch.tensor([length, last, seed, options.min_frames, ticket, top_k, sub_top_k])
+        reals = torch.tensor(
+            [
+                options.temperature if options.do_sample else 0.0,
+                options.top_p,
+                options.repetition_penalty,
+                options.subtalker_temperature if options.subtalker_dosample else 0.0,
+                options.subtalker_top_p,
+            ]
+        )
+        self._copy(self.rows[slot, : last + 1], rows)
+        self._copy(self.integers[slot], integers)
+        self._copy(self.reals[slot], reals)
+        self.codes[slot].fill_(-1)
+        self.seen_at[slot].fill_(NEVER)
+
+    @staticmethod
+    def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        if target.is_cuda and not source.is_cuda:
+            source = source.pin_memory()  # from pageable memory the copy would wait for the step in flight
+        target.copy_(source, non_blocking=True)
+
+    def nbytes(self) -> int:
+        tensors = (self.rows, self.codes, self.seen_at, self.integers, self.reals)
+        return sum(math.prod(t.shape) * t.element_size() for t in tensors)

@@ -1,0 +1,249 @@
+"""The talker: prompts in, frames of codes out, many requests at once. vLLM runs inside."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from engine.errors import ChorusError, EngineClosed, EngineFailed, InvalidRequest
+from engine.talker import compat, derived_config, weights
+from engine.talker.frames import PinnedReports
+from engine.talker.geometry import TalkerGeometry
+from engine.talker.settings import TalkerSettings
+from engine.talker.slots import PromptRows, SlotOptions, SlotPool
+
+
+class Weights(Protocol):
+    """What the talker asks of a checkpoint (engine/checkpoint.py)."""
+
+    config: dict[str, Any]
+
+    def tensors(self, prefix: str = "") -> Iterable[tuple[str, torch.Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class TalkerFrames:
+    """Frames of one request that became readable.
+
+    Attributes:
+        codes: int64 [n, G]; n may be 0 when only the end is told.
+        finish: None while it goes on, "stop" at the model's own end (which carries no codes), "length" after
+            max_frames frames.
+    """
+
+    id: str
+    first_frame: int
+    codes: np.ndarray
+    finish: str | None
+
+
+@dataclass
+class _Running:
+    id: str
+    slot: int
+    ticket: int
+    max_frames: int
+    frames: int = 0  # handed out
+    told: int = 0  # frames vLLM has confirmed
+    finish: str | None = None
+
+
+class Talker:
+    """vLLM in this process, driven by one thread.
+
+    Raises (constructor):
+        ConfigError: a setting that cannot work; `field` names it.
+        CheckpointError: weights or config that do not fit.
+    """
+
+    def __init__(self, settings: TalkerSettings, checkpoint: Weights) -> None:
+        self.settings = settings
+        self.geometry = TalkerGeometry.from_config(checkpoint.config)
+        self._folder: Path | None = None
+        self._client: Any = None
+        self._running: dict[str, _Running] = {}
+        self._by_ticket: dict[int, _Running] = {}
+        self._ticket = 0
+        compat.kv_cache_bytes(self.geometry, settings)  # refuses before anything is imported or made
+        compat.prepare_environment(settings)
+        try:
+            self._start(checkpoint)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, checkpoint: Weights) -> None:
+        from engine.talker.model import ARCHITECTURE, TalkerModel
+
+        settings = self.settings
+
+        def fill(model: TalkerModel) -> None:
+            if settings.load_format == "dummy":
+                weights.fill_random(model)
+            else:
+                weights.load(model, checkpoint.tensors("talker."))
+            model.finish_loading()
+
+        self._folder = Path(tempfile.mkdtemp(prefix="chorus-talker-"))
+        derived_config.write(self._folder, checkpoint.config, self.geometry, settings, ARCHITECTURE)
+        compat.register(ARCHITECTURE, TalkerModel, fill)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        config = compat.engine_config(self._folder, self.geometry, settings)
+        self._client = compat.start(config, settings)
+        self.model: TalkerModel = compat.model(self._client)
+        self._pool = SlotPool(settings.slots)
+        if self.model.head.is_cuda:
+            self.model.reports = PinnedReports(self.model.step.report)  # type: ignore[assignment]
+            self.model.reports.enabled = True  # type: ignore[attr-defined]
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """A real request, so that compiled kernels and graphs exist before the first listener waits for them."""
+        width = self.geometry.talker.hidden
+        rows = torch.zeros(min(32, self.settings.max_prompt - 1, self.settings.max_model_len - 2), width)
+        prompt = PromptRows(rows, rows[:0], rows[0])
+        self.add("warm-up", prompt, SlotOptions(seed=0, max_frames=min(2, self.settings.max_frames)))
+        while self.busy:
+            self.step()
+
+    # ---- requests ---------------------------------------------------------------------------------------------
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._pool)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do something: requests running, or ended ones that vLLM has yet to forget."""
+        return self._client is not None and (bool(self._running) or compat.in_flight(self._client))
+
+    @property
+    def free_kv_blocks(self) -> int:
+        return compat.free_blocks(self._client)
+
+    def add(self, id: str, prompt: PromptRows, options: SlotOptions) -> None:
+        """Take a request in; its frames come out of `step`.
+
+        Raises:
+            SlotsFull: no slot is free.
+            InvalidRequest: the prompt or an option does not fit this engine; nothing was spent.
+        """
+        if self._client is None:
+            raise EngineClosed("the talker is closed")
+        if id in self._running:
+            raise InvalidRequest(f"a request {id!r} is already running", field="id")
+        self.model.slots.check(prompt, options)
+        length = prompt.prefill.shape[0]
+        if length + options.max_frames > self.settings.max_model_len:
+            raise InvalidRequest(
+                f"{length} prompt rows and {options.max_frames} frames exceed talker.max_model_len = "
+                f"{self.settings.max_model_len}; lower max_frames or shorten the prompt",
+                field="max_frames",
+            )
+        slot = self._pool.take()
+        self._ticket += 1
+        entry = _Running(id, slot, self._ticket, options.max_frames)
+        with torch.inference_mode():
+            self.model.slots.write(slot, entry.ticket, prompt, options)
+        # vLLM knows the request by its ticket: an id may be used again while vLLM still forgets its first use
+        self._client.add_request(
+            compat.request(str(entry.ticket), slot, length, options.max_frames, self.model.end_token)
+        )
+        self._running[id] = self._by_ticket[entry.ticket] = entry
+
+    def abort(self, id: str) -> bool:
+        """Forget a request; its slot and KV blocks are free at once. False when it is not running.
+
+        A step in flight may still write into the slot. It runs before whatever a later `add` queues, so the next
+        owner finds its own values, and reports of the old ticket match nobody.
+        """
+        entry = self._running.get(id)
+        if entry is None:
+            return False
+        self._client.abort_requests([str(entry.ticket)])
+        self._release(entry)
+        return True
+
+    def _release(self, entry: _Running) -> None:
+        del self._running[entry.id], self._by_ticket[entry.ticket]
+        self._pool.give(entry.slot)
+
+    def step(self) -> list[TalkerFrames]:
+        """Run one step of vLLM and hand out the frames that became readable.
+
+        With async scheduling a frame may be handed out before vLLM has confirmed it, and the end follows alone.
+
+        Raises:
+            EngineFailed: vLLM broke; the talker is of no use any more.
+        """
+        if self._client is None:
+            raise EngineClosed("the talker is closed")
+        if not self.busy:
+            return []
+        try:
+            outputs = self._client.get_output().outputs
+        except ChorusError:
+            raise
+        except Exception as error:
+            raise EngineFailed(f"the talker's step failed: {type(error).__name__}: {error}") from error
+        for output in outputs:
+            entry = self._by_ticket.get(int(output.request_id))
+            if entry is None:
+                continue
+            ended = self.model.end_token in output.new_token_ids
+            entry.told += len(output.new_token_ids) - ended
+            if output.finish_reason is not None:
+                entry.finish = "stop" if ended else "length"
+        return self._hand_out()
+
+    def _hand_out(self) -> list[TalkerFrames]:
+        reports = self.model.reports
+        collected = reports.collect()
+        waiting = any(entry.finish for entry in self._running.values())
+        if waiting and isinstance(reports, PinnedReports):
+            collected += reports.wait()  # a request that has ended must not miss its last frames
+        codes: dict[int, list[np.ndarray]] = {}
+        for rows in collected:
+            for row in rows:
+                entry = self._by_ticket.get(int(row[0]))
+                # a repeated step reports a frame again
+                if entry is not None and row[1] == entry.frames + len(codes.get(entry.ticket, ())):
+                    codes.setdefault(entry.ticket, []).append(row[2:])
+        frames = []
+        for entry in list(self._running.values()):
+            new = codes.get(entry.ticket, [])
+            if not new and entry.finish is None:
+                continue
+            stacked = np.stack(new) if new else np.empty((0, self.geometry.groups), np.int64)
+            frames.append(TalkerFrames(entry.id, entry.frames, stacked, entry.finish))
+            entry.frames += len(new)
+            if entry.finish is not None:
+                if entry.frames != entry.told:
+                    raise EngineFailed(f"request {entry.id}: {entry.frames} frames read, {entry.told} made")
+                self._release(entry)
+        return frames
+
+    def close(self) -> None:
+        """Shut vLLM down and remove the temporary folder. Safe to call twice."""
+        client, self._client = self._client, None
+        try:
+            if client is not None:
+                client.shutdown()
+        finally:
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder = None
+
+    def __enter__(self) -> Talker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
