@@ -1,0 +1,56 @@
+"""What a reference clip says, by Whisper, and whether that can be believed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from engine.audio import Audio
+from engine.request import SAMPLE_RATE
+
+log = logging.getLogger("chorus.page")
+ENGLISH_MODEL, OTHER_MODEL = "tiny.en", "base"
+# Characters a second of ordinary reading; outside it, words are missing or too many. Latin script only.
+SLOWEST, FASTEST = 5.0, 25.0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """`text` is None when nothing could be recognised; `problem` then says why."""
+
+    text: str | None
+    problem: str = ""
+
+
+def transcribe(audio: Audio, language: str = "auto") -> Heard:
+    """Never raises: a page without speech recognition still clones voices."""
+    try:
+        from eval import asr
+
+        name = ENGLISH_MODEL if language in ("auto", "english") else OTHER_MODEL
+        code = None if language in ("auto", "english") else language
+        heard = asr.load(name).transcribe(audio.pcm, SAMPLE_RATE, language=code)
+    except Exception as error:
+        log.warning("no automatic transcript: %s", error)
+        return Heard(None, f"Speech recognition is not available ({error}). Type what the clip says.")
+    if heard.no_speech:
+        return Heard(None, "No speech was recognised in this clip: choose one with a single, clear speaker.")
+    return Heard(heard.text.strip())
+
+
+def doubts(heard: Heard, audio: Audio) -> list[str]:
+    """Reasons to look at the transcript: references whose words do not fit make the model babble."""
+    if heard.text is None:
+        return [heard.problem]
+    return rate_doubts(heard.text, audio.seconds)
+
+
+def rate_doubts(text: str, seconds: float) -> list[str]:
+    """By the number of characters for the length of the clip."""
+    if not text or not text.isascii():
+        return []
+    rate = len(text) / seconds
+    if SLOWEST <= rate <= FASTEST:
+        return []
+    what = "fewer" if rate < SLOWEST else "more"
+    return [f"The transcript has {what} words than {seconds:.1f} s of speech would hold: check it."]
