@@ -1,0 +1,1 @@
+"""The speech API over HTTP; `engine/server.py` puts its parts together."""

@@ -1,0 +1,357 @@
+"""POST /v1/audio/speech: a body in, audio out, whole or while it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import uuid
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+from fastapi import APIRouter, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.api.errors import UnknownModel, documented, error_body, in_api_words, json_line
+from engine.api.formats import MEDIA_TYPES, AvEncoder, Encoder, encode_file, stream_encoder
+from engine.api.listening import ClientGone, Listener, while_connected
+from engine.api.metrics import Call, Metrics
+from engine.api.references import reference_bytes
+from engine.api.schema import SpeechBody, read_body
+from engine.api.settings import ServerSettings
+from engine.errors import (
+    ChorusError,
+    DeadlineExceeded,
+    EngineBusy,
+    EngineClosed,
+    EngineFailed,
+    InvalidRequest,
+    UnknownVoice,
+)
+from engine.request import SAMPLE_RATE, AudioChunk, SpeechRequest, SpeechResult
+from engine.stream import SpeechStream
+from engine.trace import Trace
+from engine.voices import VoicePrompt
+
+log = logging.getLogger("chorus.api")
+
+LEFT = 499  # what nginx logs for a client that closed the connection; nobody receives it
+
+
+class SpeechService:
+    """Turns bodies into engine requests and streams into responses."""
+
+    def __init__(self, engine: Any, settings: ServerSettings, metrics: Metrics, trace: Trace) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.metrics = metrics
+        self.trace = trace
+        # Made on first use: a limiter belongs to an event loop.
+        self._preparing: anyio.CapacityLimiter | None = None
+
+    async def speak(self, request: Request) -> Response:
+        """The route. Every call ends in exactly one outcome of `Metrics`."""
+        call = self.metrics.begin()
+        request.state.request_id = request_id = uuid.uuid4().hex
+        try:
+            if self.metrics.active > self.settings.max_in_flight:
+                raise EngineBusy(f"{self.settings.max_in_flight} requests are in flight; try again shortly")
+            return await self._speak(request, request_id, call)
+        except ChorusError as error:
+            if error.field == "name":  # the library's word for the voice
+                error.field = "voice"
+            refused = error.http_status < 500 or isinstance(error, EngineBusy | EngineClosed)
+            call.end("refused" if refused else "failed")
+            raise
+        except (ClientGone, ClientDisconnect):
+            call.end("cancelled")
+            return Response(status_code=LEFT)
+        except BaseException:
+            call.end("failed")
+            raise
+
+    async def _speak(self, request: Request, request_id: str, call: Call) -> Response:
+        body, upload = await read_body(request)
+        stream = await while_connected(request.receive, self._submit(body, upload, request_id))
+        try:
+            listener = Listener(stream)
+            if body.streams:
+                first = await while_connected(request.receive, listener.next())
+                if first is None:
+                    raise _no_audio(listener.result)
+                call.heard()
+                return StreamedSpeech(body, listener, first, call, self.trace, self._headers(stream))
+            chunks = await while_connected(request.receive, _read_all(listener, call))
+        except BaseException:
+            stream.cancel()
+            raise
+        result = listener.result
+        if result.finish_reason in ("cancelled", "error", "deadline") or not chunks:
+            raise _no_audio(result)
+        data = await anyio.to_thread.run_sync(encode_file, body.response_format, [chunk.pcm for chunk in chunks])
+        self.trace.event("first_byte", stream.id)
+        call.sent(result.audio_s)
+        call.end("done")
+        headers = self._headers(stream) | _result_headers(result)
+        return Response(data, media_type=MEDIA_TYPES[body.response_format], headers=headers)
+
+    async def _submit(self, body: SpeechBody, upload: bytes | None, request_id: str) -> SpeechStream:
+        """Check the request against the loaded model and hand it to the engine."""
+        info = self.engine.info
+        known = (info.model, info.checkpoint_id, *self.settings.model_aliases)
+        if body.model is not None and body.model not in known:
+            raise UnknownModel(f"no model {body.model!r} here; the loaded one is {info.model}", field="model")
+        if body.task_type not in (None, info.task):
+            raise InvalidRequest(f"{info.model} is a {info.task} model; leave task_type out", field="task_type")
+        prompt = await self._reference(body, upload)
+        voice, speaker = self._voice(body, prompt)
+        request = SpeechRequest(
+            text=body.input,
+            voice=voice,
+            speaker=speaker,
+            instruct=body.instructions or None,
+            language=body.language or "auto",
+            x_vector_only=body.x_vector_only_mode,
+            non_streaming_text=body.non_streaming_mode,
+            seed=body.seed,
+            max_frames=body.max_new_tokens,
+            sampling=body.sampling,
+            chunk_schedule=tuple(body.chunk_schedule) if body.chunk_schedule else None,
+            deadline_s=body.deadline_s,
+            id=request_id,
+        )
+        return await self._in_thread(self.engine.stream, request)
+
+    async def _in_thread(self, function, *args) -> Any:
+        """Run what costs CPU off the loop. A client who leaves meanwhile leaves no stream behind."""
+        work = asyncio.ensure_future(anyio.to_thread.run_sync(function, *args))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_cancel_orphan)
+            raise
+
+    async def _reference(self, body: SpeechBody, upload: bytes | None) -> VoicePrompt | None:
+        if upload is not None and body.ref_audio is not None:
+            raise InvalidRequest("ref_audio is given twice, as a file and as text", field="ref_audio")
+        if upload is None and body.ref_audio is None:
+            if body.ref_text is not None:
+                raise InvalidRequest("ref_text says what ref_audio says; give both", field="ref_text")
+            return None
+        if self.engine.info.task != "Base":
+            raise InvalidRequest(f"a {self.engine.info.task} model clones no voice", field="ref_audio")
+        if body.voice_name is not None:
+            raise InvalidRequest("give a voice or ref_audio, not both (voice may be 'default')", field="voice")
+        if self._preparing is None:
+            self._preparing = anyio.CapacityLimiter(self.settings.preparing)
+        async with self._preparing:
+            data = upload if upload is not None else await reference_bytes(body.ref_audio or "", self.settings)
+            if len(data) > self.settings.max_reference_bytes:
+                limit = self.settings.max_reference_bytes / 2**20
+                raise InvalidRequest(f"the clip has more than {limit:.0f} MB", field="ref_audio")
+            try:
+                return await self._in_thread(self.engine.prepare_voice, data, None, body.ref_text)
+            except InvalidRequest as error:
+                if error.field in ("voice", "audio"):
+                    error.field = "ref_audio"
+                raise
+
+    def _voice(self, body: SpeechBody, prompt: VoicePrompt | None) -> tuple[VoicePrompt | str | None, str | None]:
+        """(voice, speaker) of the engine's request. The first voice speaks for callers who name none."""
+        info, name = self.engine.info, body.voice_name
+        if info.task == "Base":
+            if prompt is not None or name is not None:
+                return prompt or name, None
+            voices = self.engine.voices.list()
+            if not voices:
+                raise InvalidRequest("give voice or ref_audio; no voice is saved", field="voice")
+            return voices[0].name, None
+        if body.x_vector_only_mode:
+            raise InvalidRequest(f"x_vector_only_mode is for Base models, not {info.task}", field="x_vector_only_mode")
+        if info.task == "VoiceDesign":
+            if name is not None:
+                raise UnknownVoice("a VoiceDesign model makes its voice up; describe it in instructions", field="voice")
+            return None, None
+        return None, name if name is not None else next(iter(info.speakers), None)
+
+    def _headers(self, stream: SpeechStream) -> dict[str, str]:
+        info = self.engine.info
+        return {
+            "x-request-id": stream.id,
+            "x-chorus-seed": str(stream.seed),
+            "x-chorus-model": _header(info.model),
+            "x-chorus-weights": info.weights,
+            "x-chorus-sample-rate": str(SAMPLE_RATE),
+            "cache-control": "no-store",
+        }
+
+
+class StreamedSpeech(Response):
+    """Sends chunks while they are made, and cancels the request when the client leaves."""
+
+    def __init__(
+        self,
+        body: SpeechBody,
+        listener: Listener,
+        first: AudioChunk,
+        call: Call,
+        trace: Trace,
+        headers: dict[str, str],
+    ) -> None:
+        self._sse = body.stream_format == "sse"
+        kind = "text/event-stream" if self._sse else MEDIA_TYPES[body.response_format]
+        super().__init__(media_type=kind, headers={**headers, "x-accel-buffering": "no"})
+        del self.headers["content-length"]  # Response counted an empty body
+        self._encoder = stream_encoder(body.response_format)
+        self._listener = listener
+        self._first = first
+        self._call = call
+        self._trace = trace
+        self._characters = len(body.input)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._send(send))
+            self._call.end("done")
+        except (ClientGone, OSError):
+            self._call.end("cancelled")
+        except BaseException:
+            self._call.end("failed")
+            raise  # the server closes the connection, so that a cut stream does not look whole
+        finally:
+            self._listener.stream.cancel()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        data = self._encoder.start()
+        chunk: AudioChunk | None = self._first
+        first = True
+        try:
+            while chunk is not None:
+                data += await _feed(self._encoder, chunk.pcm)
+                if data:
+                    await self._send_audio(send, data)
+                    if first:
+                        self._trace.event("first_byte", self._listener.stream.id)
+                        first = False
+                    data = b""
+                self._call.sent(len(chunk.pcm) / SAMPLE_RATE)
+                chunk = await self._listener.next()
+            result = self._listener.result
+            if result.finish_reason in ("cancelled", "error"):
+                raise _no_audio(result)
+        except ChorusError as error:
+            if not self._sse:
+                raise
+            self._call.end("failed")
+            await _send_body(send, json_line({"type": "error", **error_body(in_api_words(error))}))
+            await _send_body(send, b"", more=False)
+            return
+        if tail := self._encoder.finish():
+            await self._send_audio(send, tail)
+        if self._sse:
+            await _send_body(send, json_line(self._done(result)))
+        elif not result.ok:
+            log.warning("request %s ended early (%s): %s", result.request_id, result.finish_reason, result.detail)
+        await _send_body(send, b"", more=False)
+
+    async def _send_audio(self, send: Send, data: bytes) -> None:
+        if self._sse:
+            data = json_line({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+        await _send_body(send, data)
+
+    def _done(self, result: SpeechResult) -> dict[str, Any]:
+        return {
+            "type": "speech.audio.done",
+            # A frame is the model's output token. Input tokens are counted by nobody here: said, not invented.
+            "usage": {"input_tokens": None, "output_tokens": result.frames, "total_tokens": None},
+            "input_characters": self._characters,
+            "finish_reason": result.finish_reason,
+            "detail": result.detail,
+            "seed": result.seed,
+            "audio_seconds": round(result.audio_s, 3),
+        }
+
+
+async def _read_all(listener: Listener, call: Call) -> list[AudioChunk]:
+    chunks: list[AudioChunk] = []
+    while (chunk := await listener.next()) is not None:
+        if not chunks:
+            call.heard()
+        chunks.append(chunk)
+    return chunks
+
+
+async def _feed(encoder: Encoder, pcm: np.ndarray) -> bytes:
+    """Codecs cost milliseconds, which the loop owes to the other streams."""
+    if isinstance(encoder, AvEncoder):
+        return await anyio.to_thread.run_sync(encoder.feed, pcm)
+    return encoder.feed(pcm)
+
+
+async def _send_body(send: Send, data: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _cancel_orphan(work: asyncio.Future) -> None:
+    if not work.cancelled() and work.exception() is None and isinstance(work.result(), SpeechStream):
+        work.result().cancel()
+
+
+def _no_audio(result: SpeechResult) -> ChorusError:
+    if result.finish_reason == "cancelled":
+        return EngineClosed("the request was cancelled on the server; send it again")
+    if result.finish_reason == "deadline":
+        return DeadlineExceeded(result.detail or "the deadline passed", field="deadline_s")
+    return EngineFailed(result.detail or "no audio was made; send the request again")
+
+
+def _result_headers(result: SpeechResult) -> dict[str, str]:
+    headers = {
+        "x-chorus-finish-reason": result.finish_reason,
+        "x-chorus-frames": str(result.frames),
+        "x-chorus-audio-seconds": f"{result.audio_s:.2f}",
+        "x-chorus-wall-seconds": f"{result.wall_s:.3f}",
+    }
+    if result.ttfa_ms is not None:
+        headers["x-chorus-ttfa-ms"] = f"{result.ttfa_ms:.1f}"
+    if result.detail:
+        headers["x-chorus-detail"] = _header(result.detail)
+    return headers
+
+
+def _header(text: str) -> str:
+    """What a header may hold: one line of ASCII."""
+    return " ".join(text.split()).encode("ascii", "replace").decode()
+
+
+def speech_router(service: SpeechService) -> APIRouter:
+    router = APIRouter()
+    audio = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in MEDIA_TYPES.values()}
+    audio["text/event-stream"] = {"schema": {"type": "string"}}
+    schema = SpeechBody.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+
+    @router.post(
+        "/v1/audio/speech",
+        response_class=Response,
+        responses={
+            200: {"description": "Audio; with stream_format sse, events.", "content": audio},
+            **documented(400, 401, 404, 413, 415, 429, 500, 503, 504),
+        },
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": schema}, "multipart/form-data": {"schema": schema}},
+            }
+        },
+    )
+    async def create_speech(request: Request) -> Response:
+        """Speak a text."""
+        return await service.speak(request)
+
+    return router
