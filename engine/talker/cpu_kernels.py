@@ -255,10 +255,10 @@ def draw_code(logits, draw, temperature, top_k, top_p, keys, mass):
             if keys[i] < kept:
                 mass[i] = np.float32(0)
             total += mass[i]
-    target, reached, last = draw * total, np.float32(0), best
+    target, reached, last = draw * total, np.float32(0), np.int64(best)
     for i in range(size):
         if mass[i] > 0:
-            last = i
+            last = np.int64(i)
             reached += mass[i]
             if reached > target:
                 break

@@ -9,7 +9,7 @@ import torch
 
 from engine.talker import cpu_kernels as kernels
 from engine.talker.geometry import CONTROL_IDS
-from engine.talker.layers import rms_norm
+from engine.talker.layers import decoder_layers, rms_norm
 from engine.talker.torch_step import TorchStep
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CpuStep(TorchStep):
         projection = (empty.reshape(0, 0), empty)
         if self.model.geometry.has_projection:
             projection = (_array(predictor.projection), _array(predictor.projection_bias))
-        layers = [_layer(layer) for layer in predictor.layers]
+        layers = [_layer(layer) for layer in decoder_layers(predictor.layers)]
         self.predictor = kernels.PredictorArrays(
             kernels.LayerArrays(*[np.stack(arrays) for arrays in zip(*layers, strict=True)]),
             _array(predictor.norm),
@@ -57,7 +57,7 @@ class CpuStep(TorchStep):
             _array(predictor.projected_first),
             _array(predictor.rotary),
         )
-        self.layer_arrays = [_layer(layer) for layer in self.model.layers]
+        self.layer_arrays = [_layer(layer) for layer in decoder_layers(self.model.layers)]
         head = self.model.head
         self.head = _array(torch.cat([head[: self.spoken], head[self.model.geometry.eos, None]]))
         self.embeddings = _array(predictor.first_embedding), _array(predictor.embeddings)

@@ -28,7 +28,7 @@ def write(folder: Path, config: dict[str, Any], geometry: TalkerGeometry, settin
     derived = {
         "model_type": "qwen3",
         "architectures": [name],
-        "vocab_size": vocabulary(settings.slots),
+        "vocab_size": vocabulary(settings.slot_count),
         "hidden_size": g.hidden,
         "intermediate_size": g.intermediate,
         "num_hidden_layers": g.layers,
@@ -42,10 +42,10 @@ def write(folder: Path, config: dict[str, Any], geometry: TalkerGeometry, settin
         "tie_word_embeddings": False,
         "torch_dtype": settings.dtype,
         "bos_token_id": None,
-        "eos_token_id": settings.slots + 1,
+        "eos_token_id": settings.slot_count + 1,
         "chorus": {
             "config": {"talker_config": config["talker_config"]},
-            "slots": settings.slots,
+            "slots": settings.slot_count,
             "max_prompt": settings.max_prompt,
             "max_frames": settings.max_frames,
             "predictor": settings.predictor,

@@ -6,6 +6,8 @@ grouped-query attention, output projection, RMSNorm, SwiGLU.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -65,3 +67,8 @@ class DecoderLayer(nn.Module):
         x = x + F.linear(attended, self.output)
         gate, up = F.linear(rms_norm(x, self.post_norm, self.geometry.eps), self.gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, self.down)
+
+
+def decoder_layers(modules: nn.ModuleList) -> list[DecoderLayer]:
+    """The same modules with the type that nn.ModuleList forgets."""
+    return cast(list[DecoderLayer], list(modules))

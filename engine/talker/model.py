@@ -137,8 +137,8 @@ class TalkerModel(nn.Module):
         query: the capture fix of hooks.py changes that one.
         """
         context = get_forward_context()
-        metadata = context.attn_metadata
-        name = self.attentions[0].layer_name
+        metadata: Any = context.attn_metadata
+        name = str(self.attentions[0].layer_name)
         if isinstance(metadata, dict):
             metadata = metadata[name]
         mapping = context.slot_mapping.get(name) if isinstance(context.slot_mapping, dict) else None

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.talker.geometry import TalkerGeometry
-from engine.talker.layers import DecoderLayer, parameter, rms_norm, rotary_table
+from engine.talker.layers import DecoderLayer, decoder_layers, parameter, rms_norm, rotary_table
 from engine.talker.sampler import sample, uniform
 from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
 
@@ -21,6 +21,9 @@ class CodePredictor(nn.Module):
 
     `projected` and `projected_first` hold those tables after projection: a lookup then replaces a matrix product.
     """
+
+    projected: torch.Tensor
+    projected_first: torch.Tensor
 
     def __init__(self, geometry: TalkerGeometry) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ class CodePredictor(nn.Module):
         codes, start = [first], 0
         for group in range(self.geometry.groups - 1):
             stop = start + x.shape[1]
-            for index, layer in enumerate(self.layers):
+            for index, layer in enumerate(decoder_layers(self.layers)):
                 query, key, value = layer.before_attention(x, self.rotary[start:stop])
                 keys, values = cache[index, 0], cache[index, 1]
                 keys[:, :, start:stop], values[:, :, start:stop] = key.transpose(1, 2), value.transpose(1, 2)

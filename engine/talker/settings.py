@@ -12,7 +12,7 @@ CHOICES = {
     "device": ("cpu", "cuda"),
     "load_format": ("auto", "dummy"),
     "cudagraph": ("full", "decode", "none"),
-    "predictor": ("fused", "plain"),
+    "predictor": ("auto", "fused", "plain"),
 }
 
 
@@ -22,25 +22,25 @@ class TalkerSettings:
 
     Attributes:
         max_num_seqs: requests in one step.
-        slots: requests known to the talker, waiting ones included; at least max_num_seqs.
+        slots: requests known to the talker, waiting ones included; None for twice max_num_seqs.
         max_model_len: prefill rows plus frames of one request.
         max_prompt: prefill plus trailing text rows of one request.
         max_frames: frames of one request at most.
         max_num_batched_tokens: rows of one step; bounds how long an arrival holds up the running streams.
         scheduler_mode: "sync" or "async" (vLLM launches a step before the last one's tokens are read).
         dtype: "float32" (the CPU's default, and for parity) or "bfloat16".
-        load_format: "auto" reads the checkpoint's weights, "dummy" makes random ones of its geometry.
-        kv_cache_memory_bytes: memory of the paged KV cache; 0 holds max_num_seqs requests of full length.
+        load_format: "auto" does as the checkpoint says, "dummy" makes random weights of its geometry.
+        kv_cache_memory_bytes: memory of the paged KV cache; None or 0 holds max_num_seqs requests of full length.
         cudagraph: "full" captures decode steps and steps with a prefill, "decode" only the former. CUDA only.
         capture_sizes: token counts to capture; those above max_num_batched_tokens are left out.
-        predictor: "fused" (kernels of our own) or "plain" (torch operations, for comparison).
+        predictor: "fused" (kernels of our own) or "plain" (torch operations, for comparison); "auto" is fused.
         deterministic: CUDA only: vLLM's batch-invariant kernels. Slower; prefill still depends on the batch.
         self_check: CUDA graphs: compare hidden states of graph and eager steps at start, refuse to run if they differ.
         threads: CPU threads of torch, 0 leaves them alone.
     """
 
     max_num_seqs: int = 16
-    slots: int = 32
+    slots: int | None = None
     max_model_len: int = 2048
     max_prompt: int = 1024
     max_frames: int = 1024
@@ -49,10 +49,10 @@ class TalkerSettings:
     dtype: str = "float32"
     device: str = "cpu"
     load_format: str = "auto"
-    kv_cache_memory_bytes: int = 0
+    kv_cache_memory_bytes: int | None = None
     cudagraph: str = "full"
     capture_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 480, 640, 960, 1280)
-    predictor: str = "fused"
+    predictor: str = "auto"
     deterministic: bool = False
     self_check: bool = True
     threads: int = 0
@@ -64,11 +64,18 @@ class TalkerSettings:
                     f"talker.{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}",
                     field=f"talker.{name}",
                 )
-        for name in ("max_num_seqs", "slots", "max_model_len", "max_prompt", "max_frames", "max_num_batched_tokens"):
+        for name in (
+            "max_num_seqs",
+            "slot_count",
+            "max_model_len",
+            "max_prompt",
+            "max_frames",
+            "max_num_batched_tokens",
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"talker.{name} must be a positive integer, not {value!r}", field=f"talker.{name}")
-        if self.slots < self.max_num_seqs:
+        if self.slot_count < self.max_num_seqs:
             raise ConfigError(
                 f"talker.slots ({self.slots}) must be at least talker.max_num_seqs ({self.max_num_seqs}): "
                 "every request in a step needs a slot",
@@ -95,6 +102,10 @@ class TalkerSettings:
                 )
             if any(not isinstance(n, int) or n < 1 for n in self.capture_sizes):
                 raise ConfigError("talker.capture_sizes must hold positive integers", field="talker.capture_sizes")
+
+    @property
+    def slot_count(self) -> int:
+        return 2 * self.max_num_seqs if self.slots is None else self.slots
 
     @property
     def graph_sizes(self) -> list[int]:

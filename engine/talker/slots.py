@@ -69,7 +69,7 @@ class SlotOptions:
     top_k: int = 50
     top_p: float = 1.0
     repetition_penalty: float = 1.05
-    subtalker_dosample: bool = True
+    subtalker_do_sample: bool = True
     subtalker_temperature: float = 0.9
     subtalker_top_k: int = 50
     subtalker_top_p: float = 1.0
@@ -196,7 +196,7 @@ class SlotBuffers:
                 options.temperature if options.do_sample else 0.0,
                 options.top_p,
                 options.repetition_penalty,
-                options.subtalker_temperature if options.subtalker_dosample else 0.0,
+                options.subtalker_temperature if options.subtalker_do_sample else 0.0,
                 options.subtalker_top_p,
             ]
         )

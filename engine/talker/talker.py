@@ -85,7 +85,7 @@ class Talker:
         settings = self.settings
 
         def fill(model: TalkerModel) -> None:
-            if settings.load_format == "dummy":
+            if "dummy" in (settings.load_format, getattr(checkpoint, "load_format", "auto")):
                 weights.fill_random(model)
             else:
                 weights.load(model, checkpoint.tensors("talker."))
@@ -99,7 +99,7 @@ class Talker:
         config = compat.engine_config(self._folder, self.geometry, settings)
         self._client = compat.start(config, settings)
         self.model: TalkerModel = compat.model(self._client)
-        self._pool = SlotPool(settings.slots)
+        self._pool = SlotPool(settings.slot_count)
         if self.model.head.is_cuda:
             self.model.reports = PinnedReports(self.model.step.report)  # type: ignore[assignment]
             self.model.reports.enabled = True  # type: ignore[attr-defined]
@@ -129,6 +129,21 @@ class Talker:
     def free_kv_blocks(self) -> int:
         return compat.free_blocks(self._client)
 
+    def check(self, prompt: PromptRows, options: SlotOptions) -> None:
+        """What `add` would refuse whatever else is running. Callable from any thread.
+
+        Raises:
+            InvalidRequest: the prompt or an option does not fit this engine.
+        """
+        self.model.slots.check(prompt, options)
+        length = prompt.prefill.shape[0]
+        if length + options.max_frames > self.settings.max_model_len:
+            raise InvalidRequest(
+                f"{length} prompt rows and {options.max_frames} frames exceed talker.max_model_len = "
+                f"{self.settings.max_model_len}; lower max_frames or shorten the prompt",
+                field="max_frames",
+            )
+
     def add(self, id: str, prompt: PromptRows, options: SlotOptions) -> None:
         """Take a request in; its frames come out of `step`.
 
@@ -140,14 +155,8 @@ class Talker:
             raise EngineClosed("the talker is closed")
         if id in self._running:
             raise InvalidRequest(f"a request {id!r} is already running", field="id")
-        self.model.slots.check(prompt, options)
+        self.check(prompt, options)
         length = prompt.prefill.shape[0]
-        if length + options.max_frames > self.settings.max_model_len:
-            raise InvalidRequest(
-                f"{length} prompt rows and {options.max_frames} frames exceed talker.max_model_len = "
-                f"{self.settings.max_model_len}; lower max_frames or shorten the prompt",
-                field="max_frames",
-            )
         slot = self._pool.take()
         self._ticket += 1
         entry = _Running(id, slot, self._ticket, options.max_frames)

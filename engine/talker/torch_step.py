@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.talker.geometry import CONTROL_IDS
-from engine.talker.layers import rms_norm, rotary_table
+from engine.talker.layers import decoder_layers, rms_norm, rotary_table
 from engine.talker.sampler import penalise, sample, uniform
 from engine.talker.slots import LAST_ROW, MIN_FRAMES, PENALTY, PROMPT_LEN, SEED, TEMPERATURE, TICKET, TOP_K, TOP_P
 
@@ -64,7 +64,7 @@ class TorchStep:
     def layers(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The talker: [N, H] to normed hidden states [N, H]."""
         table = self.rotary[positions]
-        for layer, attention in zip(self.model.layers, self.model.attentions, strict=True):
+        for layer, attention in zip(decoder_layers(self.model.layers), self.model.attentions, strict=True):
             query, key, value = layer.before_attention(x, table)
             x = layer.after_attention(x, attention(query.flatten(-2), key.flatten(-2), value.flatten(-2)))
         return rms_norm(x, self.model.norm, self.model.geometry.talker.eps)

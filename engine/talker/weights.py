@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.errors import CheckpointError
+from engine.talker.layers import decoder_layers
 
 if TYPE_CHECKING:
     from engine.talker.model import TalkerModel
@@ -45,7 +46,7 @@ def _targets(model: TalkerModel) -> Iterator[tuple[str, torch.Tensor]]:
         yield PREDICTOR + "small_to_mtp_projection.weight", predictor.projection
         yield PREDICTOR + "small_to_mtp_projection.bias", predictor.projection_bias
     for prefix, layers in ((TALKER, model.layers), (PREDICTOR + "model.", predictor.layers)):
-        for index, layer in enumerate(layers):
+        for index, layer in enumerate(decoder_layers(layers)):
             g = layer.geometry
             query, key, inner = g.heads * g.head_dim, g.kv_heads * g.head_dim, g.intermediate
             spans = {
