@@ -21,6 +21,7 @@ _HANZI_PUNCTUATION = (
     "　、〃〈〉《》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏﹑﹔·．！？｡。"
 )
 _DELETED = (set(_HANZI_PUNCTUATION) | set(string.punctuation)) - {"'"}
+_SAYS = re.compile(r"\w")  # Whisper's normalisers leave a lone "." of "..." standing: no token
 _DELETE_TABLE = {ord(sign): None for sign in _DELETED}
 
 
@@ -57,7 +58,7 @@ class WhisperEnglish:
         self._normalize = EnglishTextNormalizer()
 
     def tokens(self, text: str) -> list[str]:
-        return self._normalize(text).split()
+        return [token for token in self._normalize(text).split() if _SAYS.search(token)]
 
 
 class WhisperBasic:
@@ -70,7 +71,7 @@ class WhisperBasic:
         self.name = f"Whisper basic ({'characters' if by_character else 'words'})"
 
     def tokens(self, text: str) -> list[str]:
-        return self._normalize(text).split()
+        return [token for token in self._normalize(text).split() if _SAYS.search(token)]
 
 
 _BY_CHARACTER = {"zh", "ja", "th", "yue"}
@@ -97,4 +98,4 @@ def pair(language: str = "en") -> tuple[Normalizer, Normalizer]:
 
 def has_nothing_to_say(text: str) -> bool:
     """Whether no letter or digit is left: such a reference cannot be scored."""
-    return re.search(r"\w", text) is None
+    return _SAYS.search(text) is None

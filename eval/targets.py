@@ -16,6 +16,10 @@ from engine.request import SAMPLE_RATE, SpeechRequest
 from eval.datasets import Reference
 
 MAX_THREADS = 512
+_DESCRIBED = (
+    *("model", "checkpoint_id", "task", "weights", "device", "device_name", "dtype", "scheduler_mode"),
+    *("config", "config_hash", "versions", "startup_s"),
+)
 GRACE_S = 2.0  # past a request's deadline before the client stops waiting for the engine's own ending
 
 
@@ -98,9 +102,7 @@ class EngineTarget:
 
     def describe(self) -> dict[str, Any]:
         info = self.engine.info
-        keys = ("model", "checkpoint_id", "task", "weights", "device", "device_name", "dtype", "scheduler_mode")
-        keys += ("config", "config_hash", "versions", "startup_s")
-        return {"kind": "engine"} | {key: getattr(info, key) for key in keys if hasattr(info, key)}
+        return {"kind": "engine"} | {key: getattr(info, key) for key in _DESCRIBED if hasattr(info, key)}
 
     async def prepare(self, references: Mapping[str, Reference]) -> None:
         if self.engine.info.task != "Base":
@@ -109,7 +111,7 @@ class EngineTarget:
         for name, reference in references.items():
             pcm, rate = reference.pcm()
             self._voices[name] = await loop.run_in_executor(
-                self._pool, lambda p=pcm, r=rate, t=reference.transcript: self.engine.prepare_voice(p, r, t)
+                self._pool, self.engine.prepare_voice, pcm, rate, reference.transcript
             )
 
     async def speak(self, ask: Ask) -> Answer:
