@@ -106,7 +106,8 @@ def _stdout_to_stderr():
 
 
 def _say(args: argparse.Namespace) -> int:
-    from engine.engine import Engine, describe
+    from engine.engine import Engine
+    from engine.info import describe
 
     text = sys.stdin.read() if args.text == "-" else args.text
     out = None if args.out == "-" else Path(args.out)

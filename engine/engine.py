@@ -12,7 +12,6 @@ streams nothing; the models belong to the thread in `loop.py`.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from engine.codec.graphs import CodecRunner
 from engine.codec_stage import CodecStage
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
+from engine.info import EngineInfo
 from engine.job import Job, Part
 from engine.loop import EngineLoop
 from engine.prompt import PromptBuilder
@@ -38,29 +38,6 @@ from engine.talker.talker import Talker
 from engine.trace import Trace
 from engine.voices import VoiceLibrary, VoicePrompt, prepare_audio
 from engine.watchdog import Watchdog
-
-
-@dataclass(frozen=True)
-class EngineInfo:
-    """What is loaded and with which settings; travels with every result."""
-
-    model: str
-    checkpoint_id: str
-    task: str  # "Base" | "CustomVoice" | "VoiceDesign"
-    weights: str  # "trained" | "random"
-    languages: tuple[str, ...]
-    speakers: tuple[str, ...]
-    takes_instruct: bool
-    groups: int
-    sample_rate: int
-    device: str
-    device_name: str
-    dtype: str
-    scheduler_mode: str
-    config: dict[str, Any]
-    config_hash: str
-    versions: dict[str, str]
-    startup_s: float
 
 
 class Engine:
@@ -304,11 +281,3 @@ class Engine:
             versions={"torch": torch.__version__, "vllm": vllm.__version__, "transformers": version("transformers")},
             startup_s=round(startup_s, 2),
         )
-
-
-def describe(info: EngineInfo) -> str:
-    """One line for people."""
-    weights = "RANDOM WEIGHTS: noise, not speech" if info.weights == "random" else "trained weights"
-    return (
-        f"{info.model} ({info.task}, {weights}) on {info.device_name}, {info.dtype}, {info.scheduler_mode} scheduling"
-    )
