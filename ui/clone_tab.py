@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -9,19 +10,20 @@ from typing import Any
 import gradio as gr
 
 from engine.audio import Audio, load_audio, pcm16
-from engine.errors import ChorusError
+from engine.errors import ChorusError, InvalidRequest
 from engine.request import SAMPLE_RATE
-from ui import transcripts
+from ui import text_preview, transcripts
 from ui.handle import EngineHandle
 from ui.references import References
 from ui.routes import STATIC
 
 log = logging.getLogger("chorus.page")
-EXAMPLES = [
-    "Good morning! Did you know that this sentence is played while its end is still being made?",
-    "The train to Bristol leaves at 9:45 from platform 3, and a single ticket costs £12.50.",
-    "Once upon a time there was a clock that refused to strike twelve. Nobody knew why, and nobody dared to ask.",
-]
+EXAMPLES = {
+    "Greeting": "Good morning! Did you know that this sentence is played while its end is still being made?",
+    "Numbers": "The train to Bristol leaves at 9:45 from platform 3, and a single ticket costs £12.50.",
+    "Story": "Once upon a time there was a clock that refused to strike twelve. Nobody knew why, and nobody dared "
+    "to ask. Then, one night in October, a child climbed the tower with a candle and a can of oil.",
+}
 AUDIO_TYPES = [".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4", ".webm", ".mov", ".mkv", ".aac", ".aiff"]
 READY, UPLOAD, RECORD = "Ready voice", "Upload a clip", "Record"
 DISCLAIMER = (
@@ -77,21 +79,31 @@ class CloneTab:
                     speak = gr.Button("Speak", variant="primary", elem_id="speak", scale=3, min_width=120)
                     stop = gr.Button("Stop", variant="stop", elem_id="stop", scale=1, min_width=80)
                 gr.Markdown(DISCLAIMER, elem_classes="ch-note")
-                gr.HTML((STATIC / "player.html").read_text(encoding="utf-8"), padding=False)
+                gr.HTML((STATIC / "player.html").read_text(encoding="utf-8"), padding=False, apply_default_css=False)
         self._wire(speak, stop)
 
     # ---- components ---------------------------------------------------------------------------------------------
 
     def _text(self) -> None:
         self.text = gr.Textbox(
-            label="Text", value=EXAMPLES[0], lines=5, max_lines=14, elem_id="text", autofocus=True,
+            label="Text", value=EXAMPLES["Greeting"], lines=5, max_lines=14, elem_id="text", autofocus=True,
             placeholder="What shall be said?", info="Ctrl+Enter speaks, Esc stops.",
         )  # fmt: skip
         with gr.Row():
-            for number, example in enumerate(EXAMPLES, 1):
-                gr.Button(f"Example {number}", size="sm", min_width=80).click(
-                    None, None, self.text, js=f"() => {example!r}"
+            for name, example in EXAMPLES.items():
+                gr.Button(f"Example: {name}", size="sm", min_width=80).click(
+                    None, None, self.text, js=f"() => {json.dumps(example)}"
                 )
+
+        with gr.Accordion("How it will be spoken", open=False, elem_id="preview-box"):
+            self.parts_note = gr.Markdown(elem_classes="ch-note", elem_id="parts-note")
+            self.parts = gr.Dataframe(
+                headers=text_preview.COLUMNS, interactive=False, wrap=True, show_label=False, elem_id="parts",
+                max_height=260, column_widths=["10%", "78%", "12%"],
+            )  # fmt: skip
+            self.text_file = gr.File(
+                label="Open a .txt file", file_types=[".txt", ".md"], type="binary", height=90, elem_id="text-file"
+            )
 
     def _voice(self) -> None:
         with gr.Group() as self.voice_group:
@@ -104,14 +116,24 @@ class CloneTab:
             self.record = gr.Audio(
                 sources=["microphone"], type="filepath", label="Record 3 to 15 seconds", visible=False, elem_id="record"
             )
-            self.preview = gr.Audio(label="What the model hears", interactive=False, elem_id="preview", visible=False)
-            self.hints = gr.Markdown(elem_classes="ch-hints", elem_id="hints", visible=False)
+            self.preview = gr.Audio(
+                label="What the model hears", interactive=False, elem_id="preview", visible=False, buttons=[]
+            )
+            self.hints = gr.Markdown(elem_classes="ch-hints", elem_id="hints", visible=False, container=True)
             self.transcript = gr.Textbox(
                 label="What the clip says", lines=2, elem_id="transcript", visible=False,
                 info="Filled in by speech recognition; correct it. Without it only the voice's timbre is used.",
             )  # fmt: skip
-            self.clip = gr.Textbox(visible="hidden", elem_id="clip")  # token of the uploaded or recorded reference
+            self.clip = gr.Textbox(
+                elem_id="clip", elem_classes="ch-hidden"
+            )  # token of the uploaded or recorded reference
             self.x_vector = gr.Checkbox(label="Timbre only (ignore the transcript and the manner)", elem_id="xvector")
+
+        with gr.Accordion("Save this voice", open=False, visible=False, elem_id="save-box") as self.save_box:
+            self.save_name = gr.Textbox(label="Name", max_lines=1, elem_id="save-name")
+            self.consent = gr.Checkbox(label="The speaker agreed to have this voice cloned", elem_id="consent")
+            self.save = gr.Button("Save", size="sm", elem_id="save")
+            self.save_note = gr.Markdown(elem_id="save-note")
 
     def _preset(self) -> None:
         self.speaker = gr.Dropdown([], label="Speaker", elem_id="speaker", visible=False, interactive=True)
@@ -148,13 +170,23 @@ class CloneTab:
         speak.click(None, inputs, None, js=js)
         stop.click(None, None, None, js="() => window.chorus.stop()")
         self.source.change(self._on_source, self.source, [self.ready, self.upload, self.record, self.preview,
-                           self.hints, self.transcript, self.clip])  # fmt: skip
+                           self.hints, self.transcript, self.clip, self.save_box])  # fmt: skip
         self.ready.change(self._on_ready, [self.source, self.ready], [self.preview, self.hints])
         outputs = [self.preview, self.hints, self.transcript, self.clip]
         self.upload.upload(self._on_clip, [self.upload, self.language], outputs, concurrency_limit=4)
         self.upload.clear(self._no_clip, None, outputs)
         self.record.stop_recording(self._on_clip, [self.record, self.language], outputs, concurrency_limit=4)
         self.record.clear(self._no_clip, None, outputs)
+
+        self.save.click(
+            self._on_save, [self.save_name, self.consent, self.clip, self.transcript, self.language], self.save_note
+        )
+        shown = [self.parts_note, self.parts]
+        for trigger in (self.text.change, self.language.change):
+            trigger(
+                self._on_text, [self.text, self.language], shown, show_progress="hidden", trigger_mode="always_last"
+            )
+        self.text_file.upload(self._on_text_file, self.text_file, self.text)
 
     # ---- state by the engine ------------------------------------------------------------------------------------
 
@@ -210,6 +242,7 @@ class CloneTab:
             gr.update(visible=False),
             gr.update(visible=upload or record, value=""),
             "",
+            gr.update(visible=upload or record),
         ]
 
     def _on_ready(self, source: str | None, name: str | None) -> list[Any]:
@@ -248,6 +281,35 @@ class CloneTab:
             self.handle.engine.prepare_voice(audio, transcript=heard.text)
         except ChorusError:
             log.info("the clip's voice will be prepared when it is used")
+
+    def _on_save(self, name: str, consent: bool, clip: str, transcript: str, language: str) -> str:
+        try:
+            if not clip:
+                raise InvalidRequest("Upload or record a clip first.", field="voice")
+            entry = self.handle.engine.voices.save(
+                name,
+                self.references.get(clip),
+                transcript,
+                consent=consent,
+                language=language,
+                source="saved in the page",
+            )
+        except ChorusError as error:
+            return f"⚠ {error.message}"
+        self.handle.touch()
+        return f"Saved as {entry.name}; it is now among the ready voices."
+
+    def _on_text(self, text: str, language: str) -> tuple[str, list[list[Any]]]:
+        return text_preview.preview(self.handle, text, language)
+
+    @staticmethod
+    def _on_text_file(data: bytes | None) -> Any:
+        if not data:
+            return gr.skip()
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise gr.Error("The file is not UTF-8 text.", print_exception=False) from None
 
 
 def _preview(audio: Audio, label: str = "What the model hears") -> Any:

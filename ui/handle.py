@@ -77,6 +77,12 @@ class EngineHandle:
         with self._lock:
             self._errors = [*self._errors[-19:], (time.time(), message)]
 
+    def touch(self) -> None:
+        """Something else that pages show has changed (a voice, say): make them look again."""
+        with self._lock:
+            now = self._status
+            self._status = Status(now.state, now.detail, now.since, now.version + 1)
+
     # ---- changing -----------------------------------------------------------------------------------------------
 
     def start(self, *, wait: bool = False) -> None:

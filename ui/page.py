@@ -8,8 +8,10 @@ from typing import Any
 import gradio as gr
 
 from ui.clone_tab import CloneTab
+from ui.engine_tab import EngineTab
 from ui.handle import EngineHandle
 from ui.references import References
+from ui.voices_tab import VoicesTab
 
 HEAD = """
 <link rel="stylesheet" href="/chorus/static/chorus.css">
@@ -21,36 +23,61 @@ POLL_S = 2.0
 
 def theme() -> gr.themes.Base:
     """System fonts: a page that works without the internet fetches none."""
-    return gr.themes.Soft(
+    made = gr.themes.Default(
         primary_hue="teal",
         neutral_hue="slate",
         font=["system-ui", "sans-serif"],
         font_mono=["ui-monospace", "monospace"],
+    )
+    return made.set(  # the stock colours of buttons and links are too pale to read on
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_600",
+        button_primary_text_color="white",
+        link_text_color="*primary_700",
+        link_text_color_dark="*primary_300",
+        color_accent="*primary_700",
+        block_label_text_color="*body_text_color",
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        block_info_text_color="*body_text_color_subdued",
+        block_info_text_color_dark="*body_text_color_subdued",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_400",
     )
 
 
 def build(handle: EngineHandle, references: References) -> gr.Blocks:
     """The Gradio page; everything it needs of the engine it asks the handle for."""
     with gr.Blocks(title="Chorus", analytics_enabled=False) as page:
-        gr.HTML('<header class="ch-head"><h1>Chorus</h1><p>Qwen3-TTS, heard while it is made</p></header>')
-        banner = gr.HTML(banner_html(handle))
+        gr.HTML(
+            '<header class="ch-head"><h1>Chorus</h1><p>Qwen3-TTS, heard while it is made</p></header>', padding=False
+        )
+        banner = gr.HTML(banner_html(handle), padding=False)
         seen = gr.State(-1)
         with gr.Tabs():
             with gr.Tab("Clone", id="clone"):
                 clone = CloneTab(handle, references)
+            with gr.Tab("Voices", id="voices"):
+                voices = VoicesTab(handle)
+            with gr.Tab("Engine", id="engine"):
+                engine = EngineTab(handle)
 
-        kept = [clone.ready, clone.speaker, clone.language, clone.source]
+        chosen = [clone.ready, clone.speaker, clone.language, clone.source, voices.voice]
+        followers = [banner, *clone.refreshed, *voices.refreshed, *engine.refreshed]
 
-        def follow(version: int, *chosen: Any) -> list[Any]:
+        def follow(version: int, *values: Any) -> list[Any]:
             """Update what depends on the engine, when it changed since this browser last looked."""
             now = handle.status.version
             if now == version:
-                return [gr.skip()] * (2 + len(clone.refreshed))
-            return [now, banner_html(handle), *clone.refresh(*chosen)]
+                return [gr.skip()] * (1 + len(followers)) + engine.tick()
+            fresh = [*clone.refresh(*values[:4]), *voices.refresh(values[4]), *engine.refresh()]
+            return [now, banner_html(handle), *fresh, *engine.tick()]
 
-        outputs = [seen, banner, *clone.refreshed]
-        page.load(follow, [seen, *kept], outputs, show_progress="hidden")
-        gr.Timer(POLL_S).tick(follow, [seen, *kept], outputs, show_progress="hidden", queue=False)
+        outputs = [seen, *followers, *engine.live]
+        for trigger in (page.load, gr.Timer(POLL_S).tick):
+            trigger(follow, [seen, *chosen], outputs, show_progress="hidden", queue=False)
     return page
 
 
