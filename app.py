@@ -14,15 +14,9 @@ import uvicorn
 
 from engine.config import EngineConfig
 from engine.errors import ChorusError
+from engine.process import EngineProcess
 from ui import serve
 from ui.handle import EngineHandle
-
-
-def make_engine(config: EngineConfig):
-    """The engine in this process; imported late, because vLLM takes seconds to load."""
-    from engine.engine import Engine
-
-    return Engine.from_config(config)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,14 +33,13 @@ def main(argv: list[str] | None = None) -> int:
     except ChorusError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
-    handle = EngineHandle(config, make_engine)
+    handle = EngineHandle(EngineProcess(config, wait=False))
     app = serve.create(handle, password=args.password)
     tls = (
         dict(zip(("ssl_certfile", "ssl_keyfile"), map(str, serve.self_signed(args.host)), strict=True))
         if args.https
         else {}
     )
-    handle.start()
     print(f"Chorus: {'https' if args.https else 'http'}://{args.host}:{args.port}", file=sys.stderr)
     try:
         uvicorn.run(app, host=args.host, port=args.port, log_level="warning", **tls)

@@ -81,7 +81,8 @@ class EngineTab:
             base = self.handle.config
             if profile != KEEP:
                 base = EngineConfig.load(profile, voices_dir=base.voices_dir, trace=base.trace)
-            self.handle.restart(base.replace(**{"model": model.strip(), "talker.scheduler_mode": mode}))
+            config = base.replace(**{"model": model.strip(), "talker.scheduler_mode": mode})
+            self.handle.restart(config)
         except ChorusError as error:
             return f"⚠ {error.message}"
         return "Restarting; the head of the page says when it is ready."

@@ -1,11 +1,10 @@
-"""The one engine behind the page: loaded in the background, restarted with other settings, always safe to ask."""
+"""The one engine behind the page, as its tabs see it: one status to follow, typed errors while there is none."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +12,12 @@ from engine.config import EngineConfig
 from engine.errors import ChorusError, EngineClosed
 
 log = logging.getLogger("chorus.page")
+KEEP_ERRORS = 20
 
 
 @dataclass(frozen=True)
 class Status:
-    """What the page shows of the engine. `version` grows with each change, so a poll is one comparison."""
+    """What the page shows of the engine. `version` changes with everything a page may have to redraw."""
 
     state: str  # "starting" | "ready" | "restarting" | "failed" | "closed"
     detail: str
@@ -26,29 +26,38 @@ class Status:
 
 
 class EngineHandle:
-    """Owns the engine's life. `make(config)` builds one; it may take minutes and may raise `ChorusError`.
+    """Around an `EngineProcess`, which loads in the background and comes back by itself after a crash.
 
-    Tabs keep the handle, never the engine: `handle.engine` is the one of now, or raises a typed error that says why
-    there is none.
+    Tabs keep the handle, never the engine: `handle.engine` is the ready one, or raises an error that says why there
+    is none.
     """
 
-    def __init__(self, config: EngineConfig, make: Callable[[EngineConfig], Any]) -> None:
-        self.config = config
-        self._make = make
-        self._engine: Any = None
-        self._status = Status("starting", "", time.monotonic(), 0)
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
         self._lock = threading.RLock()
-        self._turn = threading.Lock()  # one start or restart at a time
+        self._seen: tuple[Any, ...] = ()
+        self._status = Status("starting", "", time.monotonic(), 0)
         self._errors: list[tuple[float, str]] = []
+        self._restarting: EngineConfig | None = None
 
     # ---- asking -------------------------------------------------------------------------------------------------
 
     @property
+    def config(self) -> EngineConfig:
+        """Settings in force, or those being started."""
+        return self._restarting or self._engine.config
+
+    @property
     def status(self) -> Status:
-        """A failure of a running engine shows here too."""
+        state = "restarting" if self._restarting is not None else self._engine.state
+        detail = str(self._engine.failure or "") if state == "failed" else ""
         with self._lock:
-            if self._status.state == "ready" and self._engine is not None and getattr(self._engine, "failure", None):
-                self._set("failed", str(self._engine.failure))
+            seen = (state, detail, self._engine.restarts)
+            if seen != self._seen:
+                self._seen = seen
+                if state == "failed":
+                    self.note_error(detail)
+                self._status = Status(state, detail, time.monotonic(), self._status.version + 1)
             return self._status
 
     @property
@@ -58,14 +67,18 @@ class EngineHandle:
         if status.state == "ready":
             return self._engine
         if status.state == "failed":
-            raise EngineClosed(f"The engine is not running: {status.detail} Restart it in the Engine tab.")
+            raise EngineClosed(f"The engine is not running ({status.detail}). Restart it in the Engine tab.")
         raise EngineClosed(f"The engine is {status.state}; try again in some seconds.")
 
     @property
     def info(self) -> Any | None:
         """`EngineInfo` of the ready engine, or None."""
-        with self._lock:
-            return self._engine.info if self._status.state == "ready" else None
+        return self._engine.info if self.status.state == "ready" else None
+
+    @property
+    def raw(self) -> Any:
+        """The engine in whatever state, for the API beside the page, which has its own answers to that."""
+        return self._engine
 
     @property
     def errors(self) -> list[tuple[float, str]]:
@@ -73,66 +86,47 @@ class EngineHandle:
         with self._lock:
             return self._errors[::-1]
 
+    # ---- changing -----------------------------------------------------------------------------------------------
+
     def note_error(self, message: str) -> None:
         with self._lock:
-            self._errors = [*self._errors[-19:], (time.time(), message)]
+            self._errors = [*self._errors[1 - KEEP_ERRORS :], (time.time(), message)]
 
     def touch(self) -> None:
         """Something else that pages show has changed (a voice, say): make them look again."""
         with self._lock:
-            now = self._status
+            now = self.status
             self._status = Status(now.state, now.detail, now.since, now.version + 1)
 
-    # ---- changing -----------------------------------------------------------------------------------------------
-
-    def start(self, *, wait: bool = False) -> None:
-        """Load the engine in a thread of its own; `wait` returns when it is ready or has failed."""
-        self._run(self.config, "starting", wait)
-
     def restart(self, config: EngineConfig, *, wait: bool = False) -> None:
-        """Close the engine and load one with other settings. Requests meanwhile get `EngineClosed`.
+        """Load other settings in the background; requests meanwhile get `EngineClosed`.
+
+        Where they do not start, the engine goes back to the old ones and the error is noted.
 
         Raises:
-            EngineClosed: another restart is going on.
+            EngineClosed: it is starting or restarting already.
         """
-        self._run(config, "restarting", wait)
-
-    def close(self) -> None:
-        with self._turn, self._lock:
-            engine, self._engine = self._engine, None
-            self._set("closed", "")
-        if engine is not None:
-            engine.close()
-
-    def _run(self, config: EngineConfig, state: str, wait: bool) -> None:
-        if not self._turn.acquire(blocking=False):
-            raise EngineClosed("The engine is already being restarted; wait until it is ready.")
         with self._lock:
-            old, self._engine = self._engine, None
-            self.config = config
-            self._set(state, f"loading {config.model}")
-        thread = threading.Thread(target=self._load, args=(config, old), name="engine-loader", daemon=True)
+            if self.status.state not in ("ready", "failed"):
+                raise EngineClosed(f"The engine is {self.status.state}; wait until it is ready.")
+            self._restarting = config
+        thread = threading.Thread(target=self._restart, args=(config,), name="engine-restart", daemon=True)
         thread.start()
         if wait:
             thread.join()
 
-    def _load(self, config: EngineConfig, old: Any) -> None:
-        try:
-            if old is not None:
-                old.close()
-            engine = self._make(config)
-            with self._lock:
-                self._engine = engine
-                self._set("ready", "")
-        except Exception as error:
-            if not isinstance(error, ChorusError):
-                log.exception("the engine failed to start")
-            message = error.message if isinstance(error, ChorusError) else f"{type(error).__name__}: {error}"
-            self.note_error(message)
-            with self._lock:
-                self._set("failed", message if message.endswith(".") else message + ".")
-        finally:
-            self._turn.release()
+    def close(self) -> None:
+        self._engine.close()
 
-    def _set(self, state: str, detail: str) -> None:
-        self._status = Status(state, detail, time.monotonic(), self._status.version + 1)
+    def _restart(self, config: EngineConfig) -> None:
+        try:
+            self._engine.restart(config)
+        except ChorusError as error:
+            self.note_error(error.message)
+        except Exception as error:
+            log.exception("the restart failed")
+            self.note_error(f"{type(error).__name__}: {error}")
+        finally:
+            with self._lock:
+                self._restarting = None
+                self.touch()

@@ -15,6 +15,7 @@ import gradio as gr
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from engine.server import create_app
 from ui import page, routes
 from ui.handle import EngineHandle
 from ui.references import References
@@ -24,7 +25,7 @@ MAX_UPLOAD = "64mb"
 
 def create(handle: EngineHandle, *, password: str | None = None) -> FastAPI:
     """Everything that answers on the port. `password`: HTTP Basic, any user name, for page and API alike."""
-    app = FastAPI(title="Chorus", docs_url=None, redoc_url=None, openapi_url=None)
+    app = create_app(handle.raw)  # /v1/..., /health, /ready, /metrics
     references = References()
     app.include_router(routes.router(handle, references))
     app.mount("/chorus/static", routes.static_files())

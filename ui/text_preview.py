@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine import text
 from engine.errors import ChorusError
 from ui.handle import EngineHandle
 
@@ -13,8 +14,16 @@ CHARACTERS_PER_SECOND = 15.0  # English reading speed, for an estimate only
 
 def preview(handle: EngineHandle, raw: str, language: str) -> tuple[str, list[list[Any]]]:
     """(one line, rows of COLUMNS); the rows are empty when nothing can be said."""
+    limits = handle.config.stream
+    info = handle.info
+    languages = list(info.languages) if info else []
     try:
-        cleaned = handle.engine.prepare_text(raw, language or "auto")
+        cleaned = text.prepare(
+            raw,
+            max_chars=limits.max_text_chars,
+            split_chars=limits.split_chars,
+            spoken_forms=text.wants_spoken_forms(limits.spoken_forms, language or "auto", languages),
+        )
     except ChorusError as error:
         return f"⚠ {error.message}", []
     seconds = [len(part) / CHARACTERS_PER_SECOND for part in cleaned.parts]

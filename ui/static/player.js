@@ -54,7 +54,7 @@ export class Player {
       if (queue.state === "done") reported = take;
       this.#report({
         take, played: queue.played, queued: queue.queued, state: queue.state, gaps: queue.gaps,
-        time: event.playbackTime, first: first >= 0 ? event.playbackTime + first / RATE : null,
+        first: first >= 0,
       });
     };
     this.#send = (message) => {
@@ -69,14 +69,8 @@ export class Player {
 
   #report(report) {
     if (report.take !== this.take) return;
-    const firstAt = report.first === null ? null : this.#pageTime(report.first);
+    // The message comes just after the sample was handed over; the sound card adds its latency.
+    const firstAt = report.first ? performance.now() + 1000 * (this.context.outputLatency || 0) : null;
     this.onReport({ ...report, firstAt });
-  }
-
-  // Audio clock (seconds) -> page clock (ms, performance.now()): when that sample leaves the sound card.
-  #pageTime(audioTime) {
-    const stamp = this.context.getOutputTimestamp?.();
-    if (stamp?.performanceTime > 0) return stamp.performanceTime + 1000 * (audioTime - stamp.contextTime);
-    return performance.now() + 1000 * (audioTime - this.context.currentTime + (this.context.outputLatency || 0));
   }
 }

@@ -20,12 +20,12 @@ class ChorusPlayer extends AudioWorkletProcessor {
   process(_inputs, outputs) {
     const queue = this.queue;
     if (queue.state === "done" && this.reported === this.take) return true;
-    const first = queue.pull(outputs[0][0]);
+    const first = queue.pull(outputs[0][0]) >= 0;
     const done = queue.state === "done";
-    if (first >= 0 || done || this.blocks++ % 6 === 0) { // about every 30 ms
+    if (first || done || this.blocks++ % 6 === 0) { // about every 30 ms
       this.port.postMessage({
         take: this.take, played: queue.played, queued: queue.queued, state: queue.state, gaps: queue.gaps,
-        time: currentTime, first: first >= 0 ? currentTime + first / sampleRate : null,
+        first,
       });
     }
     if (done) this.reported = this.take;
