@@ -90,7 +90,7 @@ def voices_router(engine: Any, settings: ServerSettings) -> APIRouter:
                 language=fields.get("language", "auto")[:40],
                 overwrite=_flag(fields, "overwrite"),
             )
-            engine.prepare_voice(audio, None, entry.transcript)  # paid now, not by the first request
+            engine.voices.get(entry.name)  # encoded now and kept: the first request does not pay
             return entry
 
         entry = await anyio.to_thread.run_sync(save)

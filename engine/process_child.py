@@ -1,0 +1,177 @@
+"""The engine's side of `EngineProcess`: `python -m engine.process_child FD`.
+
+FD is one end of a socket pair. Messages are pickled tuples, the first element names them:
+
+    parent → child   ("config", dict) ("call", number, name, argument) ("cancel", request id) ("close",)
+    child → parent   ("ready", EngineInfo) ("failed", error) ("reply", number, value) ("raise", number, error)
+                     ("chunk", AudioChunk) ("end", SpeechResult) ("broken", request id, error)
+
+One thread writes, so that the engine's own thread never waits for the parent to read.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any
+
+from engine.errors import ChorusError, EngineFailed
+from engine.stream import SpeechStream
+
+WATCH_S = 0.25  # how often the parent's life and the engine's health are looked at
+CALLERS = 4  # requests checked and laid out at the same time
+
+
+def typed(error: BaseException) -> ChorusError:
+    """Any error as one that the parent can read without this process's libraries."""
+    return error if isinstance(error, ChorusError) else ChorusError(f"{type(error).__name__}: {error}")
+
+
+class Outbox:
+    """Sends messages and the chunks of streams, in order, from a thread of its own."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._items: queue.SimpleQueue[tuple | SpeechStream | None] = queue.SimpleQueue()
+        self._ended: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="chorus-outbox", daemon=True)
+        self._thread.start()
+
+    def send(self, *message: Any) -> None:
+        self._items.put(message)
+
+    def follow(self, stream: SpeechStream) -> None:
+        """Send the stream's chunks and its end as they come."""
+        stream.on_item(lambda: self._items.put(stream))
+
+    def close(self) -> None:
+        """Returns when everything is sent."""
+        self._items.put(None)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        try:
+            while (item := self._items.get()) is not None:
+                if isinstance(item, SpeechStream):
+                    self._drain(item)
+                else:
+                    self._connection.send(item)
+        except (OSError, ValueError):  # nobody reads any more
+            os._exit(0)
+
+    def _drain(self, stream: SpeechStream) -> None:
+        # One notification for each item, but the first may stand for several: the rest finds nothing.
+        if stream.result is not None or stream.id in self._ended:
+            return
+        try:
+            while (chunk := stream.try_next()) is not None:
+                self._connection.send(("chunk", chunk))
+        except StopIteration:
+            self._connection.send(("end", stream.result))
+        except ChorusError as error:
+            if stream.result is not None:  # the parent's stream makes the same error of the same result
+                self._connection.send(("end", stream.result))
+            else:
+                self._ended.add(stream.id)
+                self._connection.send(("broken", stream.id, error))
+
+
+class Child:
+    """Serves the parent's messages until it closes or is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._outbox = Outbox(connection)
+        self._engine: Any = None
+        self._callers = ThreadPoolExecutor(CALLERS, thread_name_prefix="chorus-call")
+
+    def run(self) -> int:
+        threading.Thread(target=self._watch, args=(os.getppid(),), name="chorus-watch", daemon=True).start()
+        try:
+            kind, settings = self._connection.recv()
+            assert kind == "config"
+            self._start(settings)
+        except EOFError:
+            return 0
+        except BaseException as error:
+            if not isinstance(error, ChorusError):
+                traceback.print_exc()
+            self._outbox.send("failed", typed(error))
+            self._outbox.close()
+            return 1
+        self._outbox.send("ready", self._engine.info)
+        try:
+            while (message := self._connection.recv())[0] != "close":
+                self._take(message)
+        except (EOFError, OSError):
+            pass
+        self._engine.close()
+        self._outbox.close()
+        return 0
+
+    def _start(self, settings: dict[str, Any]) -> None:
+        from engine.config import EngineConfig
+        from engine.engine import Engine
+        from engine.warmup import warm_up
+
+        engine = Engine(EngineConfig.from_dict(settings))
+        warm_up(engine)
+        self._engine = engine
+
+    def _take(self, message: tuple) -> None:
+        if message[0] == "cancel":
+            self._engine.cancel(message[1])
+        elif message[2] == "metrics":  # cheap, and asked for when everything else is slow
+            self._call(*message[1:])
+        else:
+            self._callers.submit(self._call, *message[1:])
+
+    def _call(self, number: int, name: str, argument: Any) -> None:
+        try:
+            if name == "stream":
+                stream = self._engine.stream(argument)
+                self._outbox.send("reply", number, (stream.text, stream.seed))  # before its first chunk
+                self._outbox.follow(stream)
+            elif name == "encode":
+                self._outbox.send("reply", number, self._engine._encode_voice(argument))
+            elif name == "metrics":
+                self._outbox.send("reply", number, self._engine.metrics())
+            else:
+                raise ChorusError(f"no call {name!r}")
+        except BaseException as error:
+            if not isinstance(error, ChorusError):
+                traceback.print_exc()
+            self._outbox.send("raise", number, typed(error))
+
+    def _watch(self, parent: int) -> None:
+        """Die with the parent, whatever this process is busy with; and report an engine that broke inside."""
+        while True:
+            time.sleep(WATCH_S)
+            if os.getppid() != parent:
+                os._exit(0)
+            failure = getattr(self._engine, "failure", None)
+            if failure:
+                self._outbox.send("failed", EngineFailed(str(failure)))
+                self._outbox.close()
+                os._exit(1)
+
+
+def main(argv: list[str]) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who closes this process
+    fd = int(argv[1])
+    os.set_inheritable(fd, False)
+    status = Child(Connection(fd)).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # libraries' threads and exit handlers have nothing left to do
+
+
+if __name__ == "__main__":
+    main(sys.argv)
