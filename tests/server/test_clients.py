@@ -11,13 +11,13 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from conftest import serving, wait_until
-from standin import StandIn, expected_pcm
 
 from engine.api.settings import ServerSettings
 from engine.server import create_app
 from engine.trace import Trace
 from engine.trace_tables import read_trace
+from tests.server.serving import serving, wait_until
+from tests.server.standin import StandIn, expected_pcm
 
 
 @pytest.fixture

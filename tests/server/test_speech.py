@@ -11,12 +11,12 @@ import wave
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from standin import StandIn, expected_pcm
 
 from engine.api.settings import ServerSettings
 from engine.audio import encode_audio
 from engine.server import create_app
 from engine.voices import VoicePrompt
+from tests.server.standin import StandIn, expected_pcm
 
 URL = "/v1/audio/speech"
 CLIP = encode_audio((0.3 * np.sin(np.arange(48_000) * 0.05 * (1 + np.arange(48_000) / 48_000))).astype(np.float32))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from standin import StandIn
 
 from engine.audio import encode_audio
 from engine.server import create_app
+from tests.server.standin import StandIn
 
 URL = "/v1/audio/voices"
 CLIP = encode_audio((0.3 * np.sin(np.arange(48_000) * 0.05 * (1 + np.arange(48_000) / 48_000))).astype(np.float32))
