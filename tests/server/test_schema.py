@@ -1,0 +1,48 @@
+"""The OpenAPI schema, tried out: whatever fits or does not fit it is answered, never with a fault of ours."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+import schemathesis
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+
+from engine.server import create_app
+from tests.server.standin import StandIn
+
+APP = create_app(StandIn(tempfile.mkdtemp(), slots=10_000))
+schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
+CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
+
+
+@schema.parametrize()
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_request_finds_a_fault(case):
+    response = case.call()
+    case.validate_response(response, checks=CHECKS)
+
+
+def test_the_schema_names_every_endpoint():
+    paths = TestClient(APP).get("/openapi.json").json()["paths"]
+    assert {(path, method) for path, methods in paths.items() for method in methods} == {
+        ("/v1/audio/speech", "post"),
+        ("/v1/audio/voices", "get"),
+        ("/v1/audio/voices", "post"),
+        ("/v1/audio/voices/{name}", "delete"),
+        ("/v1/models", "get"),
+        ("/health", "get"),
+        ("/ready", "get"),
+        ("/metrics", "get"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data"])
+def test_the_body_is_documented(kind):
+    operation = TestClient(APP).get("/openapi.json").json()["paths"]["/v1/audio/speech"]["post"]
+    body = operation["requestBody"]["content"][kind]["schema"]
+    assert body["required"] == ["input"] and body["additionalProperties"] is False
+    assert {"voice", "stream_format", "ref_audio", "seed", "chunk_schedule"} <= set(body["properties"])

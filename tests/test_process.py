@@ -1,0 +1,234 @@
+"""The real engine in a child process: the same speech, and what happens when the child is killed or replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from engine.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineClosed,
+    EngineFailed,
+    InvalidRequest,
+    InvalidText,
+    UnknownVoice,
+)
+from engine.process import EngineProcess
+from engine.request import SpeechRequest
+from tests.conftest import ROOT, small_engine_config
+
+pytestmark = pytest.mark.slow
+TEXT = "Some words to speak for a while."
+
+
+@pytest.fixture(scope="module")
+def process():
+    with EngineProcess(small_engine_config()) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def name(process):
+    return process.voices.list()[0].name
+
+
+def pcm_of(stream):
+    return np.concatenate([chunk.pcm for chunk in stream])
+
+
+def pid_of(process) -> int:
+    return process._child.process.pid
+
+
+def gone(pid, seconds):
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_the_child_speaks_like_the_engine_in_this_process(process, engine, name):
+    assert process.state == "ready" and process.failure is None
+    assert process.info.checkpoint_id == engine.info.checkpoint_id
+    assert pid_of(process) != os.getpid()
+    request = {"voice": name, "seed": 5, "max_frames": 12}
+    here = engine.stream(SpeechRequest(TEXT, **request))
+    there = process.stream(SpeechRequest(TEXT, **request))
+    assert there.text == here.text and there.seed == 5
+    np.testing.assert_allclose(pcm_of(there), pcm_of(here), atol=1e-4)
+    assert there.result.frames == 12 and there.result.finish_reason == here.result.finish_reason
+
+
+def test_a_clip_is_prepared_across_the_border(process, engine, name):
+    data = process.voices.audio_bytes(name)
+    there = process.prepare_voice(data, transcript="What it says.")
+    here = engine.prepare_voice(data, transcript="What it says.")
+    np.testing.assert_allclose(there.speaker_embedding, here.speaker_embedding, atol=1e-5)
+    np.testing.assert_array_equal(there.codes, here.codes)
+    assert there.audio_hash == here.audio_hash
+    stream = process.stream(SpeechRequest(TEXT, voice=there, max_frames=4))
+    assert len(pcm_of(stream)) == 4 * 1920
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "field"),
+    [
+        ({"text": "..."}, InvalidText, "text"),
+        ({"voice": "nobody"}, UnknownVoice, "voice"),
+        ({"max_frames": 100_000}, InvalidRequest, "max_frames"),
+        ({"language": "klingon"}, InvalidRequest, "language"),
+    ],
+)
+def test_refusals_keep_their_type_and_field(process, name, fields, kind, field):
+    with pytest.raises(kind) as caught:
+        process.stream(SpeechRequest(**({"text": TEXT, "voice": name} | fields)))
+    assert type(caught.value) is kind and caught.value.field == field
+
+
+def test_an_id_in_use_leaves_its_owner_alone(process, name):
+    first = process.stream(SpeechRequest(TEXT, voice=name, max_frames=40, id="same"))
+    with pytest.raises(Exception, match="in use"):
+        process.stream(SpeechRequest(TEXT, voice=name, max_frames=4, id="same"))
+    assert len(pcm_of(first)) == 40 * 1920
+
+
+def test_a_deadline_is_the_same_error_here(process, name):
+    with pytest.raises(Exception) as caught:
+        pcm_of(process.stream(SpeechRequest(TEXT, voice=name, max_frames=200, deadline_s=1e-6)))
+    assert caught.value.code == "deadline_exceeded"
+
+
+def test_cancel_frees_the_place(process, name):
+    stream = process.stream(SpeechRequest(TEXT, voice=name, max_frames=200))
+    next(stream)
+    assert stream.cancel()
+    list(stream)
+    assert stream.result.finish_reason == "cancelled" and stream.result.frames < 200
+    assert not stream.cancel()
+    numbers = process.metrics()
+    assert numbers["active"] == 0 and numbers["restarts"] == 0
+
+
+def test_a_killed_child_fails_its_requests_and_comes_back(process, name):
+    """SIGKILL while four streams are spoken: a typed error within a second, the next request within thirty."""
+    streams = [process.stream(SpeechRequest(TEXT, voice=name, max_frames=250)) for _ in range(4)]
+    for stream in streams:
+        next(stream)
+    os.kill(pid_of(process), signal.SIGKILL)
+    killed = time.monotonic()
+    for stream in streams:
+        with pytest.raises(EngineFailed, match="signal 9"):
+            for _ in stream:
+                pass
+    assert time.monotonic() - killed < 1
+    assert process.state == "restarting" and "signal 9" in process.last_error
+    with pytest.raises(EngineClosed, match="restarting"):
+        process.stream(SpeechRequest(TEXT, voice=name))
+    assert process.metrics() == {"restarts": 1.0}
+    process.wait_ready(timeout_s=30)
+    assert len(pcm_of(process.stream(SpeechRequest(TEXT, voice=name, max_frames=4)))) == 4 * 1920
+    print(f"speaking again {time.monotonic() - killed:.1f} s after the kill")
+    assert time.monotonic() - killed < 30
+
+
+def test_other_settings_are_a_restart(process, name):
+    running = process.stream(SpeechRequest(TEXT, voice=name, max_frames=250))
+    next(running)
+    old = pid_of(process)
+    refused = []
+
+    def try_meanwhile():
+        while process.state != "restarting":
+            time.sleep(0.005)
+        try:
+            process.stream(SpeechRequest(TEXT, voice=name))
+        except EngineClosed as error:
+            refused.append(error.message)
+
+    other = threading.Thread(target=try_meanwhile)
+    other.start()
+    process.restart(small_engine_config(**{"talker.max_num_seqs": 2}))
+    other.join()
+    assert "restarting" in refused[0]
+    assert process.info.config["talker"]["max_num_seqs"] == 2 and process.config.talker.max_num_seqs == 2
+    assert gone(old, 1) and process.state == "ready"
+    assert process.restarts == 1  # asked for, so not counted as a crash
+    list_or_error = []
+    try:
+        list_or_error = list(running)
+    except EngineClosed as error:
+        assert "other settings" in error.message
+    else:
+        assert running.result.finish_reason == "cancelled", list_or_error
+    assert len(pcm_of(process.stream(SpeechRequest(TEXT, voice=name, max_frames=4)))) == 4 * 1920
+
+
+def test_settings_that_do_not_start_leave_the_old_ones(process, name, tmp_path):
+    with pytest.raises(CheckpointError):
+        process.restart(small_engine_config(model=str(tmp_path / "nothing")))
+    process.wait_ready(timeout_s=60)
+    assert process.config.talker.max_num_seqs == 2
+    assert len(pcm_of(process.stream(SpeechRequest(TEXT, voice=name, max_frames=4)))) == 4 * 1920
+
+
+def test_closing_ends_everything(process, name):
+    stream = process.stream(SpeechRequest(TEXT, voice=name, max_frames=250))
+    next(stream)
+    pid = pid_of(process)
+    process.close()
+    assert process.state == "closed" and gone(pid, 1)
+    with pytest.raises(EngineClosed):
+        list(stream)
+        raise EngineClosed("ended as " + stream.result.finish_reason)
+    with pytest.raises(EngineClosed, match="closed"):
+        process.stream(SpeechRequest(TEXT, voice=name))
+    process.close()
+
+
+def test_a_start_that_cannot_work_says_why(tmp_path):
+    with pytest.raises(CheckpointError) as caught:
+        EngineProcess(small_engine_config(model=str(tmp_path / "nothing")))
+    assert caught.value.field == "model"
+    with pytest.raises(ConfigError):
+        EngineProcess(None, no_such_setting=1)
+
+
+SCRIPT = """
+import sys, time
+from engine.process import EngineProcess
+from tests.conftest import small_engine_config
+engine = EngineProcess(small_engine_config(), wait=sys.argv[1] == "ready")
+while engine._child is None: time.sleep(0.01)
+print(engine._child.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("when", ["loading", "ready"])
+def test_the_child_dies_with_its_parent(when):
+    """No orphans, even when the parent has no time to say goodbye."""
+    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, when], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        line = parent.stdout.readline()
+        while not line.strip().isdigit():
+            line = parent.stdout.readline()
+            assert parent.poll() is None
+        pid = int(line)
+        assert psutil.pid_exists(pid)
+        if when == "loading":
+            time.sleep(1.0)  # in the middle of its imports
+    finally:
+        parent.kill()
+        parent.wait()
+    assert gone(pid, 3)
