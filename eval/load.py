@@ -28,6 +28,7 @@ class LoadSettings:
     deadline_s: float = 120.0
     frames: int | None = None
     session: int = 0
+    variant: str = ""
 
 
 @dataclass
@@ -144,6 +145,7 @@ def _row(
         cell=request.cell,
         index=request.index,
         session=settings.session,
+        variant=settings.variant,
         utterance=request.utterance.id,
         text=request.utterance.text,
         voice=request.utterance.voice,

@@ -71,7 +71,9 @@ class Planned:
     warmup: bool
 
 
-def plan_cell(cell: Cell, utterances: Sequence[Utterance], *, requests: int, warmup: int, seed: int) -> list[Planned]:
+def plan_cell(
+    cell: Cell, utterances: Sequence[Utterance], *, requests: int, warmup: int, seed: int, variant: str = ""
+) -> list[Planned]:
     """Warm-up requests, then `requests` measured ones.
 
     The order of the texts is a shuffle by `seed`, the same in every cell, and an utterance gets the same sampling
@@ -79,13 +81,14 @@ def plan_cell(cell: Cell, utterances: Sequence[Utterance], *, requests: int, war
     """
     order = np.random.default_rng(seed).permutation(len(utterances))
     times = _arrivals(cell, requests, seed)
+    prefix = f"{variant}-{cell.name}" if variant else cell.name
     planned = []
     for i in range(-warmup, requests):
         utterance = utterances[order[i % len(order)]]
         warm = i < 0
         planned.append(
             Planned(
-                id=f"{cell.name}-w{i + warmup:05d}" if warm else f"{cell.name}-{i:05d}",
+                id=f"{prefix}-w{i + warmup:05d}" if warm else f"{prefix}-{i:05d}",
                 cell=cell.name,
                 index=i,
                 utterance=utterance,

@@ -27,7 +27,8 @@ class RequestRow:
     Attributes:
         id: unique in the run, and the same again when a run is continued.
         cell: which load setting; `index` counts inside it; `warmup` rows are in no figure.
-        session: 0, and one more for each time the run was continued.
+        variant: which setting of an A/B run; "" where there is one.
+        session: one stretch of measuring; a continued or interleaved run has several.
         scheduled: when it should have left (open loop); `dispatched` when it did.
         first_byte: first body byte, a header included; `chunk_times` and `chunk_samples`: arrival of PCM.
         onset: first audible sample (`eval.pcm.audible_onset`).
@@ -46,6 +47,7 @@ class RequestRow:
     dispatched: float
     finished: float
     status: str
+    variant: str = ""
     warmup: bool = False
     language: str = "english"
     first_byte: float | None = None
