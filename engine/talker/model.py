@@ -58,11 +58,11 @@ class TalkerModel(nn.Module):
         self.step = self._step(extra["predictor"], device, dtype)
 
     def _step(self, predictor: str, device: torch.device, dtype: torch.dtype) -> TorchStep:
-        if predictor == "fused" and device.type == "cuda":
+        if predictor != "plain" and device.type == "cuda":
             from engine.talker.fused import FusedStep
 
             return FusedStep(self)
-        if predictor == "fused" and dtype == torch.float32:
+        if predictor != "plain" and dtype == torch.float32:
             from engine.talker.cpu_step import CpuStep
 
             return CpuStep(self)

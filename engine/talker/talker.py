@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -198,7 +199,8 @@ class Talker:
         if not self.busy:
             return []
         try:
-            outputs = self._client.get_output().outputs
+            with self._threads():
+                outputs = self._client.get_output().outputs
         except ChorusError:
             raise
         except Exception as error:
@@ -212,6 +214,20 @@ class Talker:
             if output.finish_reason is not None:
                 entry.finish = "stop" if ended else "length"
         return self._hand_out()
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[None]:
+        """One thread for decode steps on the CPU: their loops are too short to be worth a barrier each, and where
+        cores are shared a barrier waits for whoever holds them. Prefill uses all."""
+        threads = torch.get_num_threads()
+        if threads == 1 or self.model.head.is_cuda or any(not entry.told for entry in self._running.values()):
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     def _hand_out(self) -> list[TalkerFrames]:
         reports = self.model.reports
