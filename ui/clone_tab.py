@@ -234,6 +234,8 @@ class CloneTab:
 
     def _on_source(self, source: str | None) -> list[Any]:
         ready, upload, record = source == READY, source == UPLOAD, source == RECORD
+        if upload or record:
+            transcripts.warm_up()
         return [
             gr.update(visible=ready),
             gr.update(visible=upload, value=None),

@@ -27,7 +27,7 @@ class EngineTab:
                                             label="Live", max_height=420)  # fmt: skip
                 self.errors = gr.Markdown(elem_id="engine-errors")
             with gr.Column(min_width=320):
-                gr.Markdown("### Restart with other settings\nRunning and waiting requests end; new ones are refused "
+                gr.Markdown("## Restart with other settings\nRunning and waiting requests end; new ones are refused "
                             "until the engine is ready again, which takes seconds for a small model and up to minutes "
                             "for a large one.")  # fmt: skip
                 self.model = gr.Textbox(label="Model", elem_id="engine-model", max_lines=1,
@@ -48,7 +48,7 @@ class EngineTab:
 
     def tick(self) -> list[Any]:
         status, info = self.handle.status, self.handle.info
-        head = f"### Engine: {status.state}"
+        head = f"## Engine: {status.state}"
         if info is None:
             return [f"{head}\n{status.detail}, {time.monotonic() - status.since:.0f} s", [], self._errors()]
         about = (

@@ -35,6 +35,8 @@ def theme() -> gr.themes.Base:
         button_primary_background_fill_dark="*primary_700",
         button_primary_background_fill_hover_dark="*primary_600",
         button_primary_text_color="white",
+        button_cancel_background_fill="#b91c1c",
+        button_cancel_background_fill_hover="#991b1b",
         link_text_color="*primary_700",
         link_text_color_dark="*primary_300",
         color_accent="*primary_700",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 
 from engine.audio import Audio
@@ -20,6 +21,20 @@ class Heard:
 
     text: str | None
     problem: str = ""
+
+
+def warm_up() -> None:
+    """Load the recogniser in the background: whoever opens the upload needs it some seconds later."""
+
+    def load() -> None:
+        try:
+            from eval import asr
+
+            asr.load(ENGLISH_MODEL)
+        except Exception as error:
+            log.info("speech recognition is not available: %s", error)
+
+    threading.Thread(target=load, name="asr-warm-up", daemon=True).start()
 
 
 def transcribe(audio: Audio, language: str = "auto") -> Heard:

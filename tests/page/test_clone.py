@@ -1,0 +1,276 @@
+"""The Clone tab end to end: real page, real engine, real browser."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+
+import httpx
+import numpy as np
+import pytest
+import soundfile as sf
+
+from tests.page.conftest import VOICES, active, wait_idle
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+LONG = "The harbor was quiet when we left. By noon the wind had turned, and the boat was flying over the waves. " * 4
+
+# Records what leaves the player's node, inside the audio graph and before the sound card.
+RECORDER = """async () => {
+  await chorus.player.open();
+  const code = `registerProcessor("recorder", class extends AudioWorkletProcessor {
+    process(inputs) { if (inputs[0][0]) this.port.postMessage(inputs[0][0].slice()); return true; } })`;
+  const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+  await chorus.player.context.audioWorklet.addModule(url);
+  const recorder = new AudioWorkletNode(chorus.player.context, "recorder");
+  window.heard = [];
+  recorder.port.onmessage = ({ data }) => window.heard.push(...data);
+  chorus.player.node.connect(recorder).connect(chorus.player.context.destination);
+}"""
+
+
+def speak(page, text: str, **fields: str):
+    page.fill("#text textarea", text)
+    for name, value in fields.items():
+        page.fill(f"#{name} input, #{name} textarea", value)
+    page.click("#speak")
+
+
+def wait_status(page, *words: str, timeout: float = 90_000) -> str:
+    page.wait_for_function(
+        "words => words.some((w) => document.getElementById('ch-status').textContent.includes(w))",
+        arg=list(words),
+        timeout=timeout,
+    )
+    return page.inner_text("#ch-status")
+
+
+def take_samples(page) -> np.ndarray:
+    return np.array(page.evaluate("Array.from(chorus.current.pcm)"), dtype=np.float32)
+
+
+def download(page, label: str) -> bytes:
+    with page.expect_download() as caught:
+        page.click(f"#ch-takes li:first-child button:text-is('{label}')")
+    return open(caught.value.path(), "rb").read()
+
+
+def test_it_plays_while_it_is_made(page):
+    speak(page, LONG)
+    wait_status(page, "Done", "Ended early")
+    take = page.evaluate("({...chorus.current, pcm: null, parts: chorus.current.parts.length, settings: null})")
+    assert take["parts"] > 3
+    assert take["firstPlayedAt"] < take["lastReceivedAt"]
+    assert take["receivedAtFirstPlay"] < take["received"]
+    assert 0 < take["firstPlayedAt"] - take["clickedAt"] < 10_000
+    shown = page.inner_text(".ch-stats")
+    assert " ms" in shown and "engine" in shown and "× real time" in shown
+    assert float(page.inner_text("#ch-speed")) > 0
+
+
+def test_heard_downloaded_and_made_are_the_same_samples(page, server):
+    """What leaves the audio graph, what the download holds and what the engine makes for that seed are equal."""
+    page.evaluate(RECORDER)
+    speak(page, "Good morning to all of you.", seed="7")
+    wait_status(page, "Done", "Ended early")
+    page.wait_for_timeout(300)
+    pcm = take_samples(page)
+    assert len(pcm) > 24_000 and len(pcm) % 1920 == 0 and np.abs(pcm).max() > 0
+
+    heard = np.array(page.evaluate("window.heard"), dtype=np.float32)
+    start = int(np.flatnonzero(heard)[0]) - int(np.flatnonzero(pcm)[0])
+    gaps = page.evaluate("chorus.current.gaps")
+    cut, silent = [], 0  # indices in `heard` of the silence that filled gaps
+    for gap in gaps:
+        cut += range(start + gap["at"] + silent, start + gap["at"] + silent + gap["samples"])
+        silent += gap["samples"]
+    assert not np.any(heard[cut])  # a gap is silence, and is counted on the page
+    assert np.array_equal(np.delete(heard, cut)[start : start + len(pcm)], pcm)
+
+    wav = download(page, "wav")
+    assert int.from_bytes(wav[4:8], "little") == len(wav) - 8
+    assert int.from_bytes(wav[40:44], "little") == len(wav) - 44 == 2 * len(pcm)
+    saved, rate = sf.read(io.BytesIO(wav), dtype="int16")
+    assert rate == 24_000 and np.array_equal(saved, np.floor(pcm.astype(np.float64) * 32767 + 0.5).astype(np.int16))
+
+    flac, _ = sf.read(io.BytesIO(download(page, "flac")), dtype="int16")
+    assert np.array_equal(flac, saved)
+    assert abs(sf.info(io.BytesIO(download(page, "mp3"))).frames - len(pcm)) < 3000
+
+    voice = page.evaluate("chorus.current.settings.voice")
+    body = {"input": "Good morning to all of you.", "voice": voice, "seed": 7, "response_format": "wav"}
+    answer = httpx.post(f"{server}/v1/audio/speech", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    again = sf.read(io.BytesIO(answer.content), dtype="int16")[0]
+    assert len(again) == len(saved) and np.abs(again.astype(int) - saved).max() <= 1
+
+
+def test_stop_stops_and_frees_the_slot(page, server):
+    speak(page, LONG * 2)
+    wait_status(page, "Speaking")
+    assert active(server) == 1
+    page.click("#stop")
+    assert wait_idle(server, 2.0)
+    assert wait_status(page, "Stopped") == "Stopped."
+    received = page.evaluate("chorus.current.received")
+    page.wait_for_timeout(500)
+    assert page.evaluate("chorus.current.received") == received
+    assert page.locator("#ch-takes li").count() == 1  # what was heard so far is kept
+
+
+def test_escape_stops_and_control_enter_speaks(page, server):
+    page.fill("#text textarea", LONG * 2)
+    page.keyboard.press("Control+Enter")
+    wait_status(page, "Speaking")
+    page.keyboard.press("Escape")
+    wait_status(page, "Stopped")
+    assert wait_idle(server, 2.0)
+
+
+def test_leaving_the_page_frees_the_slot(page, server):
+    speak(page, LONG * 2)
+    wait_status(page, "Speaking")
+    page.reload()
+    page.wait_for_selector("#speak")
+    assert wait_idle(server, 3.0)
+
+
+def test_two_browsers_speak_at_once(open_page, server):
+    pages = [open_page(), open_page()]
+    for number, page in enumerate(pages):
+        speak(page, LONG, seed=str(number))
+    for page in pages:
+        wait_status(page, "Speaking", "Done", "Ended early")
+    for page in pages:
+        wait_status(page, "Done", "Ended early")
+    first, second = (take_samples(page) for page in pages)
+    assert len(first) > 24_000 and len(second) > 24_000 and not np.array_equal(first[:24_000], second[:24_000])
+    assert active(server) == 0
+
+
+@pytest.mark.parametrize("text", ["", "   ", "🎉🎉 🙂", "…!?"])
+def test_nothing_to_say_is_refused_in_words(page, server, text):
+    speak(page, text)
+    assert "othing to" in wait_status(page, "othing to", "error", "Done")
+    assert active(server) == 0 and page.locator("#ch-takes li").count() == 0
+
+
+def test_the_cleaned_text_is_shown(page):
+    speak(page, "**Hello** 🙂 and `welcome`.")
+    wait_status(page, "Done", "Ended early")
+    spoken = page.inner_text("#ch-spoken-text")
+    assert "*" not in spoken and "🙂" not in spoken and "Hello" in spoken and "welcome" in spoken
+
+
+@pytest.mark.parametrize("kind", ["stereo", "mp4"])
+def test_uploads_are_checked_transcribed_and_spoken(page, stereo_file, mp4_file, kind):
+    page.get_by_label("Upload a clip").click()
+    page.set_input_files("#upload input[type=file]", stereo_file if kind == "stereo" else mp4_file)
+    page.wait_for_function("document.querySelector('#clip textarea, #clip input').value.startsWith('clip:')")
+    page.wait_for_selector("#preview")
+    page.wait_for_function("document.querySelector('#transcript textarea').value.length > 0")
+    assert "library closes" in page.input_value("#transcript textarea")
+    speak(page, "Good morning.")
+    wait_status(page, "Done", "Ended early")
+    assert page.evaluate("chorus.current.settings.voice").startswith("clip:")
+    assert len(take_samples(page)) > 0
+
+
+def test_unusable_uploads_say_what_to_do(page, work):
+    (work / "notes.wav").write_bytes(b"these are notes, not sound " * 50)
+    sf.write(work / "short.wav", 0.3 * np.sin(np.arange(4800) / 10), 24_000)
+    sf.write(work / "long.wav", 0.3 * np.sin(np.arange(48_000 * 210) / 30), 48_000, subtype="PCM_24")  # 30 MB
+    page.get_by_label("Upload a clip").click()
+    for name, words in (("notes.wav", "not an audio file"), ("short.wav", "at least 1 s"), ("long.wav", "longer than")):
+        page.set_input_files("#upload input[type=file]", work / name)
+        page.wait_for_function("w => document.querySelector('#hints')?.textContent.includes(w)", arg=words)
+        page.locator("#upload button").first.click()
+        page.wait_for_function("!document.querySelector('#hints')")
+    page.click("#speak")
+    assert "upload or record" in wait_status(page, "upload or record", "Speaking", "Done")
+
+
+def test_the_microphone_is_recorded_untouched(page):
+    settings = page.evaluate(
+        "navigator.mediaDevices.getUserMedia({audio: true}).then((s) => s.getAudioTracks()[0].getSettings())"
+    )
+    assert (settings["echoCancellation"], settings["noiseSuppression"], settings["autoGainControl"]) == (False,) * 3
+    page.get_by_label("Record", exact=True).click()
+    page.locator("#record button:has-text('Record')").first.click()
+    page.wait_for_timeout(4000)
+    page.locator("#record button:has-text('Stop')").first.click()
+    page.wait_for_function("document.querySelector('#clip textarea, #clip input').value.startsWith('clip:')")
+    assert page.locator("#preview").is_visible()
+    speak(page, "Good morning.")
+    wait_status(page, "Done", "Ended early")
+
+
+def test_takes_survive_a_reload_and_carry_their_settings(page):
+    speak(page, "One two three.", seed="11")
+    wait_status(page, "Done", "Ended early")
+    pcm = take_samples(page)
+    page.reload()
+    page.wait_for_selector("#ch-takes li")
+    assert "seed 11" in page.inner_text("#ch-takes li")
+    page.click("#ch-takes .ch-play")
+    wait_status(page, "Replayed")
+    assert np.array_equal(take_samples(page), pcm)
+    settings = json.loads(download(page, "json"))
+    assert settings["seed"] == 11 and settings["text"] == "One two three."
+    assert settings["result"]["weights"] == "random"
+    page.click("#ch-clear")
+    assert page.locator("#ch-takes li").count() == 0
+
+
+def test_a_voice_is_saved_with_consent_only(page, server):
+    page.get_by_label("Upload a clip").click()
+    page.set_input_files("#upload input[type=file]", VOICES / "human_arctic.flac")
+    page.wait_for_function("document.querySelector('#clip textarea, #clip input').value.startsWith('clip:')")
+    page.wait_for_function("document.querySelector('#transcript textarea').value.length > 0")
+    page.click("#save-box button")
+    page.fill("#save-name input, #save-name textarea", "My voice")
+    page.click("#save")
+    page.wait_for_function("document.querySelector('#save-note').textContent.includes('agreed')")
+    page.check("#consent input")
+    page.click("#save")
+    page.wait_for_function("document.querySelector('#save-note').textContent.includes('Saved as My voice')")
+    names = httpx.get(f"{server}/v1/audio/voices").json()["voices"]
+    assert "My voice" in names
+
+    page.get_by_role("tab", name="Voices").click()
+    page.wait_for_function("document.querySelector('#voices').textContent.includes('My voice')")
+    page.click("#voices-pick input")
+    page.get_by_role("option", name="My voice").click()
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.click("#voices-delete")
+    page.wait_for_function("document.querySelector('#voices-note').textContent.includes('Deleted My voice')")
+    names = httpx.get(f"{server}/v1/audio/voices").json()["voices"]
+    assert "My voice" not in names
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_its_window(open_page, width, dark):
+    page = open_page(width=width, height=844, dark=dark)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for name in ("Voices", "Engine", "Clone"):
+        page.get_by_role("tab", name=name).click()
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+    assert page.locator("#speak").is_visible()
+
+
+def test_bad_requests_are_refused_before_they_cost_anything(server):
+    answer = httpx.post(f"{server}/chorus/speak", json={"text": "Hello", "voice": "Heart", "sed": 1})
+    assert answer.status_code == 400 and answer.json()["error"]["field"] == "sed"
+    started = time.monotonic()
+    for body, status in (({"text": "Hello", "voice": "Nobody"}, 404), ({"text": "Hello", "voice": "clip:abc"}, 404),
+                         ({"text": "Hello", "voice": "Heart", "seed": "x"}, 400), ({"voice": "Heart"}, 400),
+                         ({"text": "Hello", "voice": "../../etc/passwd"}, 400),
+                         ({"text": "Hello", "voice": "Heart", "sampling": {"temperature": -1}}, 400)):  # fmt: skip
+        answer = httpx.post(f"{server}/chorus/speak", json=body)
+        assert answer.status_code == status, (body, answer.text)
+        assert answer.json()["error"]["message"]
+    assert time.monotonic() - started < 5 and active(server) == 0
