@@ -275,7 +275,7 @@ class Engine:
             device=self.device.type,
             device_name=torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
             dtype=str(wiring.dtype(self.config, self.device)).removeprefix("torch."),
-            scheduler_mode=self._talker.scheduler_mode,
+            scheduler_mode=self._talker.settings.scheduler_mode,
             config=self.config.model_dump(),
             config_hash=self.config.hash,
             versions={"torch": torch.__version__, "vllm": vllm.__version__, "transformers": version("transformers")},

@@ -102,6 +102,7 @@ class EngineLoop:
             "active": len(self._active),
             "waiting": len(self._waiting) + sum(kind == "submit" for kind, _ in list(self._inbox)),
             "talker_slots_free": self._talker.free_slots,
+            "talker_kv_blocks_free": self._talker.free_kv_blocks,
             "codec_slots_free": self._codec.free_slots,
             **{f"codec_{name}": value for name, value in self._codec.stats.items()},
             **counts,
