@@ -1,0 +1,136 @@
+"""What the codec is judged by: mel spectra at several resolutions, and two kinds of discriminators."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+RATE = 24000
+# FFT size, mel bands; hop is a quarter of the size (the scales of DAC, arXiv 2306.06546, without the smallest)
+MEL_SCALES = ((64, 10), (128, 20), (256, 40), (512, 80), (1024, 120), (2048, 160))
+
+
+@cache
+def mel_matrix(fft: int, bands: int, device: torch.device) -> Tensor:
+    """[bands, fft // 2 + 1] triangles of unit height on the HTK mel scale."""
+    top = 2595 * np.log10(1 + RATE / 2 / 700)
+    edges = 700 * (10 ** (np.linspace(0, top, bands + 2) / 2595) - 1)
+    bins = np.linspace(0, RATE / 2, fft // 2 + 1)
+    rising = (bins[None] - edges[:-2, None]) / np.diff(edges)[:-1, None]
+    falling = (edges[2:, None] - bins[None]) / np.diff(edges)[1:, None]
+    return torch.from_numpy(np.maximum(0, np.minimum(rising, falling)).astype(np.float32)).to(device)
+
+
+@cache
+def window(size: int, device: torch.device) -> Tensor:
+    return torch.hann_window(size, device=device)
+
+
+def spectrum(pcm: Tensor, fft: int, hop: int) -> Tensor:
+    """[B, N] -> complex [B, F, T]"""
+    return torch.stft(pcm, fft, hop, window=window(fft, pcm.device), return_complex=True)
+
+
+def mel_loss(fake: Tensor, real: Tensor) -> Tensor:
+    """Mean absolute difference of log10 mels, averaged over the scales. PCM [B, 1, N], float32."""
+    total = fake.new_zeros(())
+    for fft, bands in MEL_SCALES:
+        matrix = mel_matrix(fft, bands, fake.device)
+        sides = []
+        for pcm in (fake, real):
+            magnitude = torch.view_as_real(spectrum(pcm[:, 0], fft, fft // 4)).square().sum(-1).add(1e-9).sqrt()
+            sides.append((matrix @ magnitude).clamp(min=1e-4).log10())
+        total = total + F.l1_loss(*sides)
+    return total / len(MEL_SCALES)
+
+
+class PeriodDiscriminator(nn.Module):
+    """Looks at every p-th sample (HiFi-GAN, arXiv 2010.05646), with narrow layers."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__()
+        self.period = period
+        widths = (1, 32, 64, 128, 256, 256)
+        self.layers = nn.ModuleList(
+            nn.utils.parametrizations.weight_norm(nn.Conv2d(a, b, (5, 1), (3 if i < 4 else 1, 1), padding=(2, 0)))
+            for i, (a, b) in enumerate(pairwise(widths))
+        )
+        self.last = nn.utils.parametrizations.weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)))
+
+    def forward(self, pcm: Tensor) -> list[Tensor]:
+        length = pcm.shape[-1] // self.period * self.period
+        x = pcm[..., :length].unflatten(-1, (-1, self.period))
+        features = []
+        for layer in self.layers:
+            x = F.leaky_relu(layer(x), 0.1)
+            features.append(x)
+        return [*features, self.last(x)]
+
+
+class SpectrumDiscriminator(nn.Module):
+    """Looks at one complex spectrogram (EnCodec, arXiv 2210.13438; bands as in DAC)."""
+
+    BANDS = ((0.0, 0.1), (0.1, 0.25), (0.25, 0.5), (0.5, 1.0))
+
+    def __init__(self, fft: int, width: int = 32) -> None:
+        super().__init__()
+        self.fft = fft
+        norm = nn.utils.parametrizations.weight_norm
+
+        def stack() -> nn.ModuleList:
+            kernels = ((3, 9, 1), (3, 9, 2), (3, 9, 2), (3, 9, 2), (3, 3, 1))
+            return nn.ModuleList(
+                norm(nn.Conv2d(2 if i == 0 else width, width, (t, f), (1, s), padding=(t // 2, f // 2)))
+                for i, (t, f, s) in enumerate(kernels)
+            )
+
+        self.stacks = nn.ModuleList(stack() for _ in self.BANDS)
+        self.last = norm(nn.Conv2d(width, 1, (3, 3), padding=(1, 1)))
+
+    def forward(self, pcm: Tensor) -> list[Tensor]:
+        with torch.autocast(pcm.device.type, enabled=False):
+            z = spectrum(pcm[:, 0].float(), self.fft, self.fft // 4)
+            x = torch.view_as_real(z).permute(0, 3, 2, 1)  # [B, 2, T, F]
+        bins, features, ends = x.shape[-1], [], []
+        for (low, high), layers in zip(self.BANDS, self.stacks, strict=True):
+            h = x[..., int(low * bins) : int(high * bins)]
+            for layer in layers:
+                h = F.leaky_relu(layer(h), 0.1)
+                features.append(h)
+            ends.append(h)
+        return [*features, self.last(torch.cat(ends, -1))]
+
+
+class Discriminators(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(
+            [PeriodDiscriminator(p) for p in (2, 3, 5, 7, 11)] + [SpectrumDiscriminator(n) for n in (2048, 1024, 512)]
+        )
+
+    def forward(self, pcm: Tensor) -> list[list[Tensor]]:
+        return [part(pcm) for part in self.parts]
+
+
+def discriminator_loss(real: list[list[Tensor]], fake: list[list[Tensor]]) -> Tensor:
+    """Least squares: real to 1, made to 0."""
+    return sum(
+        ((1 - r[-1].float()).square().mean() + f[-1].float().square().mean() for r, f in zip(real, fake, strict=True)),
+        start=torch.zeros((), device=real[0][0].device),
+    ) / len(real)
+
+
+def generator_loss(real: list[list[Tensor]], fake: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+    """(adversarial, feature matching), each averaged over the discriminators."""
+    zero = torch.zeros((), device=real[0][0].device)
+    fooled = sum(((1 - f[-1].float()).square().mean() for f in fake), start=zero) / len(fake)
+    matched = zero
+    for r, f in zip(real, fake, strict=True):
+        for a, b in zip(r[:-1], f[:-1], strict=True):
+            matched = matched + (a.detach().float() - b.float()).abs().mean() / len(r[:-1])
+    return fooled, matched / len(real)

@@ -1,0 +1,113 @@
+"""Batches for the talker: target clip, another clip of the same speaker, a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from layout import Example, Ids, build
+from talker_model import control_ids
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+
+class Examples(IterableDataset):
+    """Endless batches; `held_back`: those of the clips kept for validation instead, ended after `batches`."""
+
+    def __init__(self, settings: dict, corpus: Path, pack: Path, held_back: bool = False, batches: int = 0) -> None:
+        self.t, self.batches, self.held_back = settings["talker_training"], batches, held_back
+        clips, codes = np.load(corpus / "clips.npz"), np.load(corpus / "codes.npz")
+        tokens = np.load(pack / "tokens.npz")
+        self.codes, self.offset = codes["codes"].astype(np.int64), codes["offset"]
+        self.size = settings["codec"]["codebook_size"]
+        self.speaker = clips["speaker"]
+        first = np.concatenate([[0], np.cumsum(tokens["count"])])
+        flat = tokens["ids"].astype(np.int64)
+        self.text = [flat[first[j] : first[j + 1]] for j in clips["job"]]
+        names = tokens["special"]  # bpe.SPECIAL
+        self.ids = Ids(tokens["role"], int(names[3]), int(names[4]), int(names[5]), control_ids(settings))
+        kept = np.random.default_rng(0).permutation(len(self.speaker))
+        cut = min(self.t["held_back"], len(kept) // 4)
+        self.targets = kept[:cut] if held_back else kept[cut:]
+        by_speaker: dict[int, list[int]] = {}
+        for clip in kept[cut:]:
+            by_speaker.setdefault(int(self.speaker[clip]), []).append(int(clip))
+        self.by_speaker = {who: np.array(clips) for who, clips in by_speaker.items()}
+
+    def clip_codes(self, clip: int) -> np.ndarray:
+        return self.codes[self.offset[clip] : self.offset[clip + 1]]
+
+    def example(self, clip: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], int, int]:
+        """-> rows, clip of the speaker encoder, layout number."""
+        others = self.by_speaker.get(int(self.speaker[clip]), np.array([clip]))
+        other = int(rng.choice(others))
+        for _ in range(8):
+            if other != clip and len(self.clip_codes(other)) <= 130:
+                break
+            other = int(rng.choice(others))
+        layouts = list(self.t["layouts"])
+        kind = int(rng.choice(len(layouts), p=list(self.t["layouts"].values())))
+        context = layouts[kind].startswith("context")
+        made = Example(
+            self.text[clip],
+            self.clip_codes(clip),
+            self.text[other] if context else None,
+            self.clip_codes(other) if context else None,
+            "english" if rng.random() < self.t["language_tag"] else None,
+            layouts[kind].endswith("streaming"),
+        )
+        rows = build(self.ids, made)
+        rows["heard"] = rows["codes"].copy(), rows["codec"].copy()
+        if not self.held_back and rng.random() < self.t["noisy_examples"]:
+            self._disturb(rows, len(made.codes), rng)
+        return rows, other, kind
+
+    def _disturb(self, rows: dict, frames: int, rng: np.random.Generator) -> None:
+        """Wrong codes among the generated frames' inputs; what is to be predicted stays right."""
+        wrong = rng.random((frames, rows["codes"].shape[1] + 1)) < self.t["noisy_codes"]
+        random = rng.integers(self.size, size=wrong.shape)
+        rows["codec"][-frames:] = np.where(wrong[:, 0], random[:, 0], rows["codec"][-frames:])
+        rows["codes"][-frames:] = np.where(wrong[:, 1:], random[:, 1:], rows["codes"][-frames:])
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        info = get_worker_info()
+        seed = 1 if self.held_back else int(torch.initial_seed() % 2**31) + (info.id if info else 0)
+        rng, made = np.random.default_rng(seed), 0
+        while not self.batches or made < self.batches:
+            pool = [self.example(int(c), rng) for c in rng.choice(self.targets, min(1024, len(self.targets)))]
+            pool = sorted((p for p in pool if len(p[0]["text"]) <= self.t["longest"]), key=lambda p: len(p[0]["text"]))
+            groups, at = [], 0
+            while at < len(pool):
+                count = 1
+                while at + count < len(pool) and len(pool[at + count][0]["text"]) * (count + 1) <= self.t["positions"]:
+                    count += 1
+                groups.append(pool[at : at + count])
+                at += count
+            for index in rng.permutation(len(groups)):
+                yield self.collate(groups[index])
+                made += 1
+                if self.batches and made >= self.batches:
+                    return
+
+    def collate(self, group: list[tuple[dict[str, np.ndarray], int, int]]) -> dict[str, Tensor]:
+        """Right-padded rows, and for every frame to predict: its row (flat) and its true codes."""
+        longest = -(-max(len(rows["text"]) for rows, _, _ in group) // 16) * 16
+        batch: dict[str, np.ndarray] = {}
+        for key in ("text", "codec", "codes", "speaker", "target"):
+            first = group[0][0][key]
+            batch[key] = np.full((len(group), longest, *first.shape[1:]), 0 if key == "speaker" else -1, first.dtype)
+            for i, (rows, _, _) in enumerate(group):
+                batch[key][i, : len(rows[key])] = rows[key]
+        where, frames = [], []
+        for i, (rows, _, _) in enumerate(group):
+            predicting = np.flatnonzero((rows["target"] >= 0) & (rows["target"] < self.size))
+            where.append(i * longest + predicting)
+            codes, codec = rows["heard"]  # row r + 1 holds the frame that row r predicts
+            frames.append(np.concatenate([codec[predicting + 1, None], codes[predicting + 1]], 1))
+        batch["where"], batch["frames"] = np.concatenate(where), np.concatenate(frames)
+        batch["reference"] = np.array([other for _, other, _ in group])
+        batch["who"] = self.speaker[batch["reference"]].astype(np.int64)
+        batch["kind"] = np.array([kind for _, _, kind in group])
+        return {key: torch.from_numpy(value) for key, value in batch.items()}

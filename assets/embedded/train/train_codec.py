@@ -1,0 +1,228 @@
+"""Trains the codec for a given time; goes on from a checkpoint, or from the shipped weights.
+
+    python train_codec.py --corpus corpus --out run --seconds 380 --begin 0 --end 0.45
+    python train_codec.py --corpus corpus --out run --seconds 500 --begin 0.45 --end 1 --resume run/codec.pt
+
+`--begin` and `--end` are shares of the whole training: they place this stretch on the learning-rate curve and decide
+what learns (settings.yaml: discriminate_from, freeze_from).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import yaml
+from codec_losses import Discriminators, discriminator_loss, generator_loss, mel_loss
+from codec_model import Codec, export_state, host_constants, import_state
+from corpus import FRAME, Corpus, roughen
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from engine.codec.layers import SnakeBeta
+
+SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
+
+
+def fuse_snakes() -> None:
+    """One kernel for each snake activation instead of five; in the input's dtype."""
+
+    def snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+        wide = x.float()
+        gain = 1.0 / (beta.exp() + 1e-9)[:, None]
+        return (wide + gain * torch.sin(wide * alpha.exp()[:, None]).square()).to(x.dtype)
+
+    compiled = torch.compile(snake, dynamic=True)
+    try:
+        probe = torch.randn(2, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        compiled(probe, torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")).sum().backward()
+    except Exception as error:
+        print(f"activations stay uncompiled: {str(error)[:200]}", flush=True)
+        compiled = snake
+    SnakeBeta.forward = lambda self, x: compiled(x, self.alpha, self.beta)  # type: ignore[method-assign]
+
+
+class Trainer:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.t, self.device = args, SETTINGS["codec_training"], torch.device(args.device)
+        self.corpus = Corpus(args.corpus, self.device)
+        self.codec = Codec(SETTINGS["codec"]).to(self.device)
+        self.judge = Discriminators().to(self.device)
+        self.average: dict[str, Tensor] | None = None
+        self.steps = 0
+        if args.resume:
+            self._resume(args.resume)
+        host_constants(self.codec)
+        self.frozen = False
+        adam = {"betas": (0.8, 0.95), "weight_decay": 1e-3, "fused": self.device.type == "cuda"}
+        self.adam = torch.optim.AdamW(self.codec.parameters(), lr=1e-3, **adam)
+        self.judge_adam = torch.optim.AdamW(self.judge.parameters(), lr=1e-3, **adam)
+
+    def _resume(self, path: Path) -> None:
+        if path.suffix == ".safetensors":
+            import_state(self.codec, load_file(path))
+            return
+        saved = torch.load(path, map_location=self.device, weights_only=True)
+        self.codec.load_state_dict(saved["codec"])
+        self.judge.load_state_dict(saved["judge"])
+        self.average, self.steps = saved["average"], saved["steps"]
+
+    def freeze(self) -> None:
+        """From here on the codes are what is shipped: encoder and codebooks rounded as they are stored."""
+        self.frozen = True
+        for name, value in [*self.codec.named_parameters(), *self.codec.named_buffers()]:
+            if not name.startswith("decoder.") and value.is_floating_point():
+                value.requires_grad_(False)
+                if not name.startswith("books."):
+                    value.copy_(value.half().float())
+        for book in self.codec.books:
+            book.sums.copy_(book.vectors().half().float())
+            book.counts.fill_(1.0)
+        if self.average is None:
+            self.average = {k: v.detach().clone() for k, v in self.codec.decoder.named_parameters()}
+
+    def autocast(self):
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+
+    def set_rates(self, progress: float) -> None:
+        t = self.t
+        warm = min(1.0, (self.steps + 1) / t["warmup_steps"])
+        curve = 0.5 * (1 + math.cos(math.pi * progress))
+        for adam, peak in (
+            (self.adam, t["decoder_learning_rate"] if self.frozen else t["learning_rate"]),
+            (self.judge_adam, t["discriminator_learning_rate"]),
+        ):
+            for group in adam.param_groups:
+                group["lr"] = warm * (t["final_learning_rate"] + (peak - t["final_learning_rate"]) * curve)
+
+    def quantize(self, latents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """-> quantized semantic and acoustic vectors, commitment loss."""
+        (semantic, acoustic), books = latents, self.codec.books
+        keep = None
+        if not self.frozen:
+            if not books[0].begun:
+                books[0].begin(semantic.detach().flatten(0, 1))
+                books[1].begin(acoustic.detach().flatten(0, 1))
+            batch, groups = len(semantic), self.codec.groups - 1
+            fewer = torch.rand(batch, device=self.device) < self.t["quantizer_dropout"]
+            keep = torch.where(fewer, torch.randint(groups, (batch,), device=self.device), groups)
+            if self.steps % 20 == 10:
+                books[0].revive(semantic.detach().flatten(0, 1), 0.05)
+                books[1].revive(acoustic.detach().flatten(0, 1), 0.05)
+        first, _, commit = books[0](semantic, None, not self.frozen)
+        rest, _, more = books[1](acoustic, keep, not self.frozen)
+        return first, rest, commit + more
+
+    def step(self, progress: float) -> dict[str, Tensor]:
+        t, judged = self.t, progress >= self.t["discriminate_from"]
+        if progress >= t["freeze_from"] and not self.frozen:
+            self.freeze()
+        self.set_rates(progress)
+        clean, phones = self.corpus.crops(t["batch"], t["crop_frames"])
+        real = roughen(clean, t["roughen"])
+        with torch.no_grad() if self.frozen else nullcontext():
+            with self.autocast():
+                latents = self.codec.latents(real)
+            semantic, acoustic, commitment = self.quantize(latents)
+        with self.autocast():
+            fake = self.codec.decode_latent(semantic, acoustic)
+        fake = fake.float()
+        at = int(torch.randint(t["crop_frames"] - t["judged_frames"] + 1, ())) * FRAME
+        part = slice(at, at + t["judged_frames"] * FRAME)
+        log: dict[str, Tensor] = {}
+        if judged:
+            with self.autocast():
+                on_real, on_fake = self.judge(real[..., part]), self.judge(fake.detach()[..., part])
+            log["judge"] = discriminator_loss(on_real, on_fake)
+            self.judge_adam.zero_grad(set_to_none=True)
+            log["judge"].backward()
+            nn.utils.clip_grad_norm_(self.judge.parameters(), 10.0)
+            self.judge_adam.step()
+        log["mel"] = mel_loss(fake, real)
+        loss = t["weights"]["mel"] * log["mel"] + 0.1 * (fake - real).abs().mean()
+        if not self.frozen:
+            log["commitment"] = commitment
+            log["phone"], log["phone_accuracy"] = self.codec.phone_loss(semantic, phones)
+            loss = loss + t["weights"]["commitment"] * commitment + t["weights"]["phone"] * log["phone"]
+        if judged:
+            self.judge.requires_grad_(False)
+            with self.autocast():
+                on_fake = self.judge(fake[..., part])
+                with torch.no_grad():
+                    on_real = self.judge(real[..., part])
+            log["fooled"], log["features"] = generator_loss(on_real, on_fake)
+            self.judge.requires_grad_(True)
+            loss = loss + t["weights"]["adversarial"] * log["fooled"] + t["weights"]["features"] * log["features"]
+        self.adam.zero_grad(set_to_none=True)
+        loss.backward()
+        log["norm"] = nn.utils.clip_grad_norm_(self.codec.parameters(), 20.0)
+        self.adam.step()
+        if self.frozen:
+            with torch.no_grad():
+                names, values = zip(*self.codec.decoder.named_parameters(), strict=True)
+                torch._foreach_lerp_([self.average[n] for n in names], list(values), 0.002)
+        self.steps += 1
+        return log
+
+    def save(self) -> None:
+        out = self.args.out
+        out.mkdir(parents=True, exist_ok=True)
+        state = {"codec": self.codec.state_dict(), "judge": self.judge.state_dict(), "average": self.average}
+        torch.save({**state, "steps": self.steps}, out / "codec.pt.part")
+        (out / "codec.pt.part").rename(out / "codec.pt")
+        weights = export_state(self.codec)
+        for name, value in (self.average or {}).items():
+            if "_codebook" not in name:
+                weights[f"decoder.{name}"] = value.cpu().contiguous()
+        self.args.small.mkdir(parents=True, exist_ok=True)
+        save_file({k: v.half() for k, v in weights.items()}, self.args.small / "codec.safetensors")
+        print(f"saved after {self.steps} steps", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the full checkpoint")
+    parser.add_argument("--small", type=Path, help="folder of codec.safetensors (float16); default: --out")
+    parser.add_argument("--resume", type=Path, help="codec.pt of an earlier stretch, or a codec.safetensors")
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--begin", type=float, default=0.0)
+    parser.add_argument("--end", type=float, default=1.0)
+    parser.add_argument("--save-every", type=float, default=120.0)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--plain", action="store_true", help="no compiled activation")
+    args = parser.parse_args()
+    args.small = args.small or args.out
+    torch.manual_seed(int(args.begin * 1000))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    if args.device == "cuda" and not args.plain:
+        fuse_snakes()
+    trainer = Trainer(args)
+    began = shown = saved = time.time()
+    first = trainer.steps
+    while (spent := time.time() - began) < args.seconds and trainer.steps - first < args.steps:
+        progress = args.begin + (args.end - args.begin) * spent / args.seconds
+        log = trainer.step(progress)
+        if trainer.steps % 100 == 0 or trainer.steps - first in (1, 10):
+            values = {k: round(v.item(), 3) for k, v in log.items()}
+            if not math.isfinite(values["mel"]):
+                raise SystemExit(f"step {trainer.steps}: the loss is {values}; the last save is good")
+            used = [(book.counts > 0.1).float().mean().item() for book in trainer.codec.books]
+            rate = (time.time() - shown) / 100 * 1000
+            head = f"{spent:.0f}s {trainer.steps} p{progress:.3f} {rate:.0f}ms used {used[0]:.2f} {used[1]:.2f}"
+            print(head, values, flush=True)
+            shown = time.time()
+        if time.time() - saved > args.save_every:
+            trainer.save()
+            saved = time.time()
+    trainer.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Trains talker, code predictor and speaker encoder together for a given time.
+
+    python train_talker.py --corpus corpus --pack pack --out run --seconds 540 --end 0.7
+    python train_talker.py --corpus corpus --pack pack --out run --seconds 240 --begin 0.7 --resume run/talker.pt
+
+Needs corpus/codes.npz (encode_corpus.py). `--resume` also takes the shipped model-*.safetensors files (comma list).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import yaml
+from corpus import FRAME, Corpus, roughen
+from examples import Examples
+from safetensors.torch import load_file, save_file
+from talker_model import Talker, export_state, import_state
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from engine.speaker import mel_spectrogram
+
+SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
+
+
+class Trainer:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.t, self.device = args, SETTINGS["talker_training"], torch.device(args.device)
+        self.corpus = Corpus(args.corpus, self.device)
+        speakers = int(self.corpus.speaker.max()) + 1
+        self.talker = Talker(SETTINGS, speakers, self.t["dropout"]).to(self.device)
+        self.steps = 0
+        saved: dict = {}
+        if args.resume and args.resume.endswith(".pt"):
+            saved = torch.load(args.resume, map_location=self.device, weights_only=True)
+            self.talker.load_state_dict(saved["talker"])
+            self.steps = saved["steps"]
+        elif args.resume:
+            parts = [load_file(path) for path in args.resume.split(",")]
+            import_state(self.talker, {k: v for part in parts for k, v in part.items()})
+        matrices = [p for p in self.talker.parameters() if p.ndim > 1]
+        others = [p for p in self.talker.parameters() if p.ndim <= 1]
+        self.adam = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": self.t["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
+            lr=1e-3,
+            betas=(0.9, 0.95),
+            fused=self.device.type == "cuda",
+        )
+        if saved.get("adam"):
+            self.adam.load_state_dict(saved["adam"])
+        self.average = saved.get("average") or {k: v.detach().clone() for k, v in self.talker.named_parameters()}
+
+    def references(self, which: np.ndarray, frames: int) -> Tensor:
+        """PCM [B, frames * 1920]: a random stretch of each clip, repeated where the clip is shorter."""
+        length = frames * FRAME
+        pcm = self.corpus.pcm
+        samples = torch.from_numpy(self.corpus.samples[which]).to(self.device)
+        start = torch.from_numpy(self.corpus.start[which]).to(self.device)
+        shift = (torch.rand(len(which), device=self.device) * (samples - length).clamp(min=0)).long()
+        index = (torch.arange(length, device=self.device)[None] + shift[:, None]) % samples[:, None]
+        return pcm[start[:, None] + index].float() / 32768
+
+    def losses(self, batch: dict[str, Tensor], frames: int) -> dict[str, Tensor]:
+        which = batch["reference"].numpy()
+        pcm = self.references(which, frames)
+        if self.talker.training:
+            pcm = roughen(pcm[:, None], 0.4)[:, 0]
+        rows = {k: v.to(self.device, non_blocking=True) for k, v in batch.items() if k not in ("reference", "kind")}
+        cuda = self.device.type == "cuda"
+        with torch.autocast("cuda", dtype=torch.bfloat16) if cuda else nullcontext():
+            speaker = self.talker.speaker_encoder(mel_spectrogram(pcm))
+            hidden = self.talker(rows, speaker).flatten(0, 1)
+            target = rows["target"].flatten()
+            chosen = (target >= 0).nonzero()[:, 0]
+            logits = self.talker.codec_head(hidden[chosen])
+            parts = self.talker.predict(hidden[rows["where"]], rows["frames"])
+        log = {"code0": F.cross_entropy(logits.float(), target[chosen])}
+        by_group = (
+            F.cross_entropy(parts.float().flatten(0, 1), rows["frames"][:, 1:].flatten(), reduction="none")
+            .unflatten(0, (-1, parts.shape[1]))
+            .mean(0)
+        )
+        log["groups"], log["by_group"] = by_group.mean(), by_group.detach()
+        log["speaker"] = self.talker.speaker_loss(speaker, rows["who"])
+        return log
+
+    def step(self, batch: dict[str, Tensor], progress: float) -> dict[str, Tensor]:
+        t = self.t
+        warm = min(1.0, (self.steps + 1) / t["warmup_steps"])
+        curve = 0.5 * (1 + math.cos(math.pi * progress))
+        rate = warm * (t["final_learning_rate"] + (t["learning_rate"] - t["final_learning_rate"]) * curve)
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        log = self.losses(batch, int(np.random.default_rng(self.steps).integers(*t["reference_frames"])))
+        loss = log["code0"] + t["weights"]["groups"] * log["groups"] + t["weights"]["speaker"] * log["speaker"]
+        self.adam.zero_grad(set_to_none=True)
+        loss.backward()
+        log["norm"] = nn.utils.clip_grad_norm_(self.talker.parameters(), 1.0)
+        self.adam.step()
+        with torch.no_grad():
+            names, values = zip(*self.talker.named_parameters(), strict=True)
+            torch._foreach_lerp_([self.average[n] for n in names], list(values), 0.002)
+        self.steps += 1
+        return log
+
+    @torch.no_grad()
+    def validate(self, batches: list[dict[str, Tensor]]) -> dict[str, object]:
+        """Losses of the averaged weights on clips that are never trained on."""
+        self.talker.eval()
+        own = {k: v.detach().clone() for k, v in self.talker.named_parameters()}
+        self._put(self.average)
+        logs = [self.losses(batch, 50) for batch in batches]
+        self._put(own)
+        self.talker.train()
+        mean = {k: torch.stack([log[k] for log in logs]).mean(0) for k in ("code0", "groups", "speaker", "by_group")}
+        return {k: [round(x, 3) for x in v.flatten().tolist()] for k, v in mean.items()}
+
+    def _put(self, values: dict[str, Tensor]) -> None:
+        for name, parameter in self.talker.named_parameters():
+            parameter.data.copy_(values[name])
+
+    def save(self) -> None:
+        """Full state to --out, averaged weights in two float16 files (each below 16 MB) to --small."""
+        out, small = self.args.out, self.args.small
+        out.mkdir(parents=True, exist_ok=True)
+        small.mkdir(parents=True, exist_ok=True)
+        state = {"talker": self.talker.state_dict(), "average": self.average, "steps": self.steps}
+        torch.save(state | {"adam": self.adam.state_dict()}, out / "talker.pt.part")
+        (out / "talker.pt.part").rename(out / "talker.pt")
+        weights = {k: v.to(torch.float16) for k, v in export_state(self.average).items()}
+        half, size, files = sum(v.numel() for v in weights.values()) / 2, 0, ({}, {})
+        for name, value in weights.items():
+            files[size + value.numel() > half][name] = value
+            size += value.numel()
+        for number, part in enumerate(files, 1):
+            save_file(part, small / f"talker-{number}.safetensors")
+        print(f"saved after {self.steps} steps", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--pack", type=Path, required=True, help="folder with tokens.npz (bpe.py)")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--small", type=Path, help="folder of the float16 weights; default: --out")
+    parser.add_argument("--resume")
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--begin", type=float, default=0.0)
+    parser.add_argument("--end", type=float, default=1.0)
+    parser.add_argument("--save-every", type=float, default=120.0)
+    parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args()
+    args.small = args.small or args.out
+    torch.manual_seed(7 + int(args.begin * 1000))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    data = Examples(SETTINGS, args.corpus, args.pack)
+    validation = list(Examples(SETTINGS, args.corpus, args.pack, held_back=True, batches=6))
+    loader = DataLoader(
+        data,
+        batch_size=None,
+        num_workers=args.workers,
+        prefetch_factor=8 if args.workers else None,
+        pin_memory=args.device == "cuda",
+    )
+    batches = iter(loader)
+    first = next(batches)  # the workers start before the device is used
+    trainer = Trainer(args)
+    trainer.talker.train()
+    began = shown = saved = time.time()
+    start = trainer.steps
+    while (spent := time.time() - began) < args.seconds and trainer.steps - start < args.steps:
+        progress = args.begin + (args.end - args.begin) * spent / args.seconds
+        log = trainer.step(first if trainer.steps == start else next(batches), progress)
+        if trainer.steps % 200 == 0 or trainer.steps - start in (1, 20):
+            values = {k: round(v.item(), 3) for k, v in log.items() if v.ndim == 0}
+            if not math.isfinite(values["code0"]):
+                raise SystemExit(f"step {trainer.steps}: the loss is {values}; the last save is good")
+            rate = (time.time() - shown) / 200 * 1000
+            print(f"{spent:.0f}s {trainer.steps} p{progress:.3f} {rate:.0f}ms {values}", flush=True)
+            shown = time.time()
+        if time.time() - saved > args.save_every:
+            print("validation", trainer.validate(validation), flush=True)
+            trainer.save()
+            saved = time.time()
+    print("validation", trainer.validate(validation), flush=True)
+    trainer.save()
+
+
+if __name__ == "__main__":
+    main()
