@@ -124,7 +124,11 @@ class Engine:
             return voice
         if self.checkpoint.task != "Base":
             raise InvalidRequest(f"a {self.checkpoint.task} checkpoint cannot clone a voice", field="voice")
-        return self.voices.get(voice)
+        try:
+            return self.voices.get(voice)
+        except InvalidRequest as error:
+            error.field = "voice"  # the request's field, whatever the library calls it
+            raise
 
     # ---- speaking ----------------------------------------------------------------------------------------------
 

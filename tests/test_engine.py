@@ -113,7 +113,9 @@ def test_bad_input_is_refused_before_it_costs_anything(engine, voice, options, e
 def test_cancel_at_each_stage_frees_everything(engine, voice):
     before = idle(engine)
     for i in range(50):
-        stream = engine.stream(SpeechRequest("Never to be finished, this one.", voice=voice, seed=i, max_frames=100))
+        stream = engine.stream(
+            SpeechRequest("Never to be finished, this one.", voice=voice, seed=i, max_frames=100, min_frames=100)
+        )
         if i % 5:
             for _ in range(i % 5):
                 next(stream)
@@ -139,9 +141,11 @@ def test_queue_is_bounded_and_deadlines_hold(engine, voice):
     for stream in running:
         stream.read_all()
         assert stream.result.finish_reason in ("cancelled", "stop", "length")
-    stream = engine.stream(SpeechRequest("Too slow.", voice=voice, seed=1, max_frames=200, deadline_s=0.3))
+    stream = engine.stream(
+        SpeechRequest("Too slow.", voice=voice, seed=1, max_frames=200, min_frames=200, deadline_s=0.3)
+    )
     stream.read_all()
-    assert stream.result.finish_reason in ("deadline", "stop")
+    assert stream.result.finish_reason == "deadline" and stream.result.frames < 200
 
 
 def test_long_text_is_one_stream_of_parts(engine, voice):
