@@ -4,11 +4,18 @@ import pytest
 
 from engine.config import ROOT, EngineConfig
 from engine.errors import ConfigError
+from eval.settings import read_experiment
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_config_loads(path: Path):
     assert EngineConfig.load(path).hash
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/experiments").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_experiment_has_two_sides(path: Path):
+    sides, title = read_experiment(path)
+    assert set(sides) == {"A", "B"} and title
 
 
 @pytest.mark.parametrize(
