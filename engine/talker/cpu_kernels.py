@@ -64,11 +64,39 @@ class SlotArrays(NamedTuple):
     reals: np.ndarray
 
 
+class Scratch(NamedTuple):
+    """Working memory for R rows; pairs of names share memory, once as float32 and once as its bits (int32)."""
+
+    query: np.ndarray  # [2R, heads, d] of the predictor
+    key: np.ndarray  # [2R, kv_heads, d]
+    value: np.ndarray
+    logits: np.ndarray  # [R, V]
+    bits: np.ndarray
+    mass: np.ndarray  # [V]
+    first_logits: np.ndarray  # [R, spoken + 1]
+    first_bits: np.ndarray
+    first_mass: np.ndarray
+    scale: np.ndarray  # [I] of the predictor
+    powers: np.ndarray
+
+
 @jit
-def linear(x, weight, out):
-    """out [M, N] = x [M, K] @ weight [N, K].T; four outputs at a time share the loads of x."""
-    count, inner = x.shape
-    width = weight.shape[0]
+def copy(source, target):
+    """A loop: in Numba a slice assignment costs seconds of compilation for all the shapes it allows for."""
+    for k in range(target.shape[0]):
+        target[k] = source[k]
+
+
+@jit
+def add(source, target):
+    for k in range(target.shape[0]):
+        target[k] += source[k]
+
+
+@jit
+def linear(x, count, weight, out):
+    """out [:count] = x [:count] @ weight.T; weight [N, K]. Four outputs at a time share the loads of x."""
+    inner, width = weight.shape[1], weight.shape[0]
     whole = width - width % 4
     for n in range(0, whole, 4):
         w0, w1, w2, w3 = weight[n], weight[n + 1], weight[n + 2], weight[n + 3]
@@ -91,23 +119,23 @@ def linear(x, weight, out):
 
 
 @jit
-def rms_norm(x, weight, eps, out):
-    for m in range(x.shape[0]):
-        row, total = x[m], np.float32(0)
-        for k in range(row.shape[0]):
+def rms_norm(x, count, weight, eps, out):
+    width = weight.shape[0]
+    for m in range(count):
+        row, target, total = x[m], out[m], np.float32(0)
+        for k in range(width):
             total += row[k] * row[k]
-        scale = np.float32(1) / np.sqrt(total / np.float32(row.shape[0]) + np.float32(eps))
-        for k in range(row.shape[0]):
-            out[m, k] = row[k] * scale * weight[k]
+        scale = np.float32(1) / np.sqrt(total / np.float32(width) + np.float32(eps))
+        for k in range(width):
+            target[k] = row[k] * scale * weight[k]
 
 
 @jit
-def swiglu(gate_up, out, powers):
-    """out [M, I] = silu(gate) * up. exp is a polynomial times a power of two built from its bits, which vectorises;
-    relative error below 1e-7. powers: scratch of I int32."""
+def swiglu(gate_up, count, out, powers, scale):
+    """out = silu(gate) * up. exp is a polynomial times a power of two built from its bits, which vectorises; relative
+    error below 1e-7. powers [I] int32 is scratch, scale the same memory as float32."""
     width = out.shape[1]
-    scale = powers.view(np.float32)
-    for m in range(out.shape[0]):
+    for m in range(count):
         row, result = gate_up[m], out[m]
         for i in range(width):
             t = min(max(-row[i] * LOG2_E, np.float32(-126)), np.float32(126))
@@ -124,55 +152,55 @@ def swiglu(gate_up, out, powers):
 
 
 @jit
-def norm_rotate(head, weight, cos_sin, eps, out):
-    """RMSNorm and rotary embedding of one head [d]; cos_sin [d]."""
-    half = head.shape[0] // 2
+def norm_rotate(heads, start, weight, cos_sin, eps, out):
+    """RMSNorm and rotary embedding of the head at heads[start : start + d]; cos_sin [d]."""
+    half = weight.shape[0] // 2
     total = np.float32(0)
     for k in range(2 * half):
-        total += head[k] * head[k]
+        total += heads[start + k] * heads[start + k]
     scale = np.float32(1) / np.sqrt(total / np.float32(2 * half) + np.float32(eps))
     for k in range(half):
-        first, second = head[k] * scale * weight[k], head[half + k] * scale * weight[half + k]
+        first, second = heads[start + k] * scale * weight[k], heads[start + half + k] * scale * weight[half + k]
         out[k] = first * cos_sin[k] - second * cos_sin[half + k]
         out[half + k] = second * cos_sin[k] + first * cos_sin[half + k]
 
 
 @jit
-def before_attention(x, layer, table, positions, eps, query, key, value):
-    """x [M, H] to query [M, heads, d], key and value [M, kv_heads, d]; table [P, d] is read at positions [M]."""
-    count, heads, dim = query.shape
-    groups = key.shape[1]
-    normed = np.empty_like(x)
-    rms_norm(x, layer.input_norm, eps, normed)
+def before_attention(x, count, layer, table, positions, eps, query, key, value):
+    """x [M, H] to query [M, heads, d], key and value [M, kv_heads, d], first `count` rows; table [P, d] is read at
+    positions [M]."""
+    heads, groups, dim = query.shape[1], key.shape[1], layer.key_norm.shape[0]
+    normed = np.empty((count, x.shape[1]), np.float32)
     qkv = np.empty((count, (heads + 2 * groups) * dim), np.float32)
-    linear(normed, layer.qkv, qkv)
+    rms_norm(x, count, layer.input_norm, eps, normed)
+    linear(normed, count, layer.qkv, qkv)
     for m in range(count):
-        parts, cos_sin = qkv[m].reshape(heads + 2 * groups, dim), table[positions[m]]
+        parts, cos_sin = qkv[m], table[positions[m]]
         for h in range(heads):
-            norm_rotate(parts[h], layer.query_norm, cos_sin, eps, query[m, h])
+            norm_rotate(parts, h * dim, layer.query_norm, cos_sin, eps, query[m, h])
         for h in range(groups):
-            norm_rotate(parts[heads + h], layer.key_norm, cos_sin, eps, key[m, h])
-            value[m, h] = parts[heads + groups + h]
+            norm_rotate(parts, (heads + h) * dim, layer.key_norm, cos_sin, eps, key[m, h])
+            start = (heads + groups + h) * dim
+            for k in range(dim):
+                value[m, h, k] = parts[start + k]
 
 
 @jit
-def after_attention(x, attended, layer, eps):
-    """Adds attention's output projection and the SwiGLU block to x [M, H], in place. attended [M, heads * d]."""
-    count, hidden = x.shape
-    inner = layer.down.shape[1]
+def after_attention(x, count, attended, layer, eps, powers, scale):
+    """Adds attention's output projection and the SwiGLU block to the first `count` rows of x [M, H], in place.
+    attended [M, heads * d]; powers and scale as in swiglu."""
+    hidden, inner = x.shape[1], layer.down.shape[1]
     added, normed = np.empty((count, hidden), np.float32), np.empty((count, hidden), np.float32)
-    linear(attended, layer.output, added)
-    for m in range(count):
-        for k in range(hidden):
-            x[m, k] += added[m, k]
-    rms_norm(x, layer.post_norm, eps, normed)
     gate_up, active = np.empty((count, 2 * inner), np.float32), np.empty((count, inner), np.float32)
-    linear(normed, layer.gate_up, gate_up)
-    swiglu(gate_up, active, np.empty(inner, np.int32))
-    linear(active, layer.down, added)
+    linear(attended, count, layer.output, added)
     for m in range(count):
-        for k in range(hidden):
-            x[m, k] += added[m, k]
+        add(added[m], x[m])
+    rms_norm(x, count, layer.post_norm, eps, normed)
+    linear(normed, count, layer.gate_up, gate_up)
+    swiglu(gate_up, count, active, powers, scale)
+    linear(active, count, layer.down, added)
+    for m in range(count):
+        add(added[m], x[m])
 
 
 @jit
@@ -186,13 +214,13 @@ def build_inputs(ids, positions, slots, first_embedding, embeddings, x, slot, fr
         s = ids[n] if 0 < ids[n] < slots.rows.shape[0] else 0
         consumed = positions[n] - slots.integers[s, PROMPT_LEN]
         slot[n], frame[n] = s, consumed + 1
-        x[n] = slots.rows[s, min(positions[n], slots.integers[s, LAST_ROW])]
+        copy(slots.rows[s, min(positions[n], slots.integers[s, LAST_ROW])], x[n])
         if s > 0 and consumed >= 0:
             codes = slots.codes[s, min(consumed, slots.codes.shape[1] - 1)]
             if codes[0] >= 0:
-                x[n] += first_embedding[codes[0]]
+                add(first_embedding[codes[0]], x[n])
                 for g in range(1, groups):
-                    x[n] += embeddings[g - 1, codes[g]]
+                    add(embeddings[g - 1, codes[g]], x[n])
 
 
 @jit
@@ -210,23 +238,33 @@ def uniform(seed, frame, group):
 
 
 @jit
-def draw_code(logits, draw, temperature, top_k, top_p, keys, mass):
+def draw_code(logits, bits, draw, temperature, top_k, top_p, mass):
     """As sampler.sample, for one row [V]. Thresholds are found by bisection over the bits of the logits, read as
-    integers of the same order, so nothing is sorted. keys [V] int32 and mass [V] are scratch."""
+    integers of the same order, so nothing is sorted.
+
+    bits: the memory of logits as int32, overwritten; mass [V] is scratch.
+    """
     size = logits.shape[0]
-    best = np.argmax(logits)
+    best = 0
+    for i in range(size):
+        if logits[i] > logits[best]:
+            best = i
     if temperature <= 0:
         return best
-    bits = logits.view(np.int32)
+    peak, scale, total = logits[best], np.float32(1) / max(temperature, COLDEST), np.float32(0)
     for i in range(size):
-        keys[i] = bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
-    low, high = np.int64(-(1 << 31)), np.int64(keys[best])  # the k-th largest key lies in [low, high]
+        mass[i] = (logits[i] - peak) * scale
+    least = np.int32(0x7FFFFFFF)
+    for i in range(size):
+        bits[i] = bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+        least = min(least, bits[i])
+    low, high = np.int64(least), np.int64(bits[best])  # the k-th largest lies in [low, high]
     if top_k < size:
         while low < high:
             middle = (low + high + 1) >> 1
             limit, count = np.int32(middle), np.int32(0)
             for i in range(size):
-                count += keys[i] >= limit
+                count += bits[i] >= limit
             if count >= top_k:
                 low = middle
                 if count == top_k:
@@ -234,17 +272,19 @@ def draw_code(logits, draw, temperature, top_k, top_p, keys, mass):
             else:
                 high = middle - 1
     kept = np.int32(low)
-    peak, total, scale = logits[best], np.float32(0), np.float32(1) / max(temperature, COLDEST)
     for i in range(size):
-        mass[i] = np.exp((logits[i] - peak) * scale) if keys[i] >= kept else np.float32(0)
-        total += mass[i]
+        if bits[i] >= kept:
+            mass[i] = np.exp(mass[i])
+            total += mass[i]
+        else:
+            mass[i] = np.float32(0)
     if top_p < 1:
-        low, high = np.int64(kept), np.int64(keys[best])  # the least key whose larger values weigh less than top_p
+        low, high = np.int64(kept), np.int64(bits[best])  # the least value whose larger ones weigh less than top_p
         while low < high:
             middle = (low + high) >> 1
             limit, above = np.int32(middle), np.float32(0)
             for i in range(size):
-                if keys[i] > limit:
+                if bits[i] > limit:
                     above += mass[i]
             if above < top_p * total:
                 high = middle
@@ -252,13 +292,13 @@ def draw_code(logits, draw, temperature, top_k, top_p, keys, mass):
                 low = middle + 1
         kept, total = np.int32(low), np.float32(0)
         for i in range(size):
-            if keys[i] < kept:
+            if bits[i] < kept:
                 mass[i] = np.float32(0)
             total += mass[i]
-    target, reached, last = draw * total, np.float32(0), np.int64(best)
+    target, reached, last = draw * total, np.float32(0), best
     for i in range(size):
         if mass[i] > 0:
-            last = np.int64(i)
+            last = i
             reached += mass[i]
             if reached > target:
                 break
@@ -266,33 +306,50 @@ def draw_code(logits, draw, temperature, top_k, top_p, keys, mass):
 
 
 @jit
-def predict(hidden, first, integers, reals, frame, p, eps, heads, codes):
-    """As predictor.CodePredictor.forward: fills codes [R, G] from hidden [R, H] and first [R]."""
-    count, groups = codes.shape
-    width, dim = p.norm.shape[0], p.layers.key_norm.shape[1]
-    layers, kv_heads = p.layers.qkv.shape[0], (p.layers.qkv.shape[1] // dim - heads) // 2
-    repeat, size = heads // kv_heads, p.heads.shape[1]
+def attend(query, keys, values, last, scale, scores, out, start):
+    """One head's attention over positions 0 .. last: query [d], keys and values [P, d] to out[start : start + d]."""
+    dim, peak, total = query.shape[0], np.float32(-np.inf), np.float32(0)
+    for t in range(last + 1):
+        row, score = keys[t], np.float32(0)
+        for k in range(dim):
+            score += query[k] * row[k]
+        scores[t] = score * scale
+        peak = max(peak, scores[t])
+    for k in range(dim):
+        out[start + k] = np.float32(0)
+    for t in range(last + 1):
+        row, weight = values[t], np.exp(scores[t] - peak)
+        total += weight
+        for k in range(dim):
+            out[start + k] += weight * row[k]
+    for k in range(dim):
+        out[start + k] /= total
+
+
+@jit
+def predict(hidden, count, first, slot, frame, slots, p, scratch, eps, codes):
+    """As predictor.CodePredictor.forward: fills the first `count` rows of codes [R, G] from hidden [R, H], first [R].
+
+    Array shapes carry the sizes: scratch.query [2R, heads, d], scratch.key [2R, kv_heads, d].
+    """
+    groups, width = codes.shape[1], p.norm.shape[0]
+    heads, kv_heads, dim = scratch.query.shape[1], scratch.key.shape[1], p.layers.key_norm.shape[1]
+    repeat, layers = heads // kv_heads, p.layers.qkv.shape[0]
+    x, start = np.empty((2 * count, width), np.float32), np.empty((count, width), np.float32)
     keys = np.empty((layers, count, kv_heads, groups, dim), np.float32)
-    values = np.empty_like(keys)
-    x = np.empty((2 * count, width), np.float32)  # first pass: positions 0 and 1 of each row, side by side
-    start = np.empty((count, width), np.float32)
-    if p.projection.shape[0] > 0:
-        linear(hidden, p.projection, start)
-        for r in range(count):
-            x[2 * r] = start[r] + p.projection_bias
-    else:
-        for r in range(count):
-            x[2 * r] = hidden[r]
-    for r in range(count):
-        codes[r, 0] = first[r]
-        x[2 * r + 1] = p.projected_first[first[r]]
-    positions = np.empty(2 * count, np.int64)
-    query = np.empty((2 * count, heads, dim), np.float32)
-    key, value = np.empty((2 * count, kv_heads, dim), np.float32), np.empty((2 * count, kv_heads, dim), np.float32)
+    values = np.empty((layers, count, kv_heads, groups, dim), np.float32)
     attended, scores = np.empty((2 * count, heads * dim), np.float32), np.empty(groups, np.float32)
-    last, logits = np.empty((count, width), np.float32), np.empty((count, size), np.float32)
-    order, mass = np.empty(size, np.int32), np.empty(size, np.float32)
+    positions = np.empty(2 * count, np.int64)
     scale = np.float32(1) / np.sqrt(np.float32(dim))
+    projected = p.projection.shape[0] > 0
+    if projected:
+        linear(hidden, count, p.projection, start)
+    for r in range(count):  # first pass: positions 0 and 1 of each row, side by side
+        codes[r, 0] = first[r]
+        copy(start[r] if projected else hidden[r], x[2 * r])
+        if projected:
+            add(p.projection_bias, x[2 * r])
+        copy(p.projected_first[first[r]], x[2 * r + 1])
     for group in range(groups - 1):
         per = 2 if group == 0 else 1
         n = per * count
@@ -303,106 +360,102 @@ def predict(hidden, first, integers, reals, frame, p, eps, heads, codes):
                 p.layers.input_norm[index], p.layers.qkv[index], p.layers.query_norm[index], p.layers.key_norm[index],
                 p.layers.output[index], p.layers.post_norm[index], p.layers.gate_up[index], p.layers.down[index],
             )  # fmt: skip
-            before_attention(x[:n], layer, p.rotary, positions[:n], eps, query[:n], key[:n], value[:n])
+            before_attention(x, n, layer, p.rotary, positions, eps, scratch.query, scratch.key, scratch.value)
             for i in range(n):
-                keys[index, i // per, :, positions[i]] = key[i]
-                values[index, i // per, :, positions[i]] = value[i]
+                for h in range(kv_heads):
+                    copy(scratch.key[i, h], keys[index, i // per, h, positions[i]])
+                    copy(scratch.value[i, h], values[index, i // per, h, positions[i]])
             for i in range(n):
                 for h in range(heads):
                     known, held = keys[index, i // per, h // repeat], values[index, i // per, h // repeat]
-                    peak = np.float32(-np.inf)
-                    for t in range(positions[i] + 1):
-                        score = np.float32(0)
-                        for k in range(dim):
-                            score += query[i, h, k] * known[t, k]
-                        scores[t] = score * scale
-                        peak = max(peak, scores[t])
-                    total, target = np.float32(0), attended[i, h * dim : (h + 1) * dim]
-                    for k in range(dim):
-                        target[k] = 0
-                    for t in range(positions[i] + 1):
-                        weight = np.exp(scores[t] - peak)
-                        total += weight
-                        for k in range(dim):
-                            target[k] += weight * held[t, k]
-                    for k in range(dim):
-                        target[k] /= total
-            after_attention(x[:n], attended[:n], layer, eps)
+                    attend(scratch.query[i, h], known, held, positions[i], scale, scores, attended[i], h * dim)
+            after_attention(x, n, attended, layer, eps, scratch.powers, scratch.scale)
         if group == 0:
             for r in range(count):
-                x[r] = x[2 * r + 1]
-        rms_norm(x[:count], p.norm, eps, last)
-        linear(last, p.heads[group], logits)
+                copy(x[2 * r + 1], x[r])
+        rms_norm(x, count, p.norm, eps, start)
+        linear(start, count, p.heads[group], scratch.logits)
         for r in range(count):
-            draw = uniform(integers[r, SEED], frame[r], group + 1)
-            code = draw_code(
-                logits[r], draw, reals[r, SUB_TEMPERATURE], integers[r, SUB_TOP_K], reals[r, SUB_TOP_P], order, mass
+            s = slot[r]
+            codes[r, group + 1] = draw_code(
+                scratch.logits[r],
+                scratch.bits[r],
+                uniform(slots.integers[s, SEED], frame[r], group + 1),
+                slots.reals[s, SUB_TEMPERATURE],
+                slots.integers[s, SUB_TOP_K],
+                slots.reals[s, SUB_TOP_P],
+                scratch.mass,
             )
-            codes[r, group + 1] = code
             if group + 2 < groups:
-                x[r] = p.projected[group, code]
+                copy(p.projected[group, codes[r, group + 1]], x[r])
 
 
 @jit
-def first_codes(hidden, slot, frame, slots, head, spoken, eos, first):
-    """Code 0 of each row: head, repetition penalty, blocked end, then a draw. Fills first [R] int64.
+def first_codes(hidden, count, slot, frame, slots, head, spoken, eos, scratch, first):
+    """Code 0 of each row: head, repetition penalty, blocked end, then a draw. Fills first [:count] int64.
 
     head: [spoken + 1, H], the ids that may be spoken and, last, the end; ids from `spoken` on are never drawn, so
     their logits are not computed. The end's id is larger than theirs, so the order of the draw is that of the ids.
     """
-    size = spoken + 1
-    logits = np.empty((hidden.shape[0], size), np.float32)
-    order, mass = np.empty(size, np.int32), np.empty(size, np.float32)
-    linear(hidden, head, logits)
-    for r in range(hidden.shape[0]):
-        s, row = slot[r], logits[r]
+    linear(hidden, count, head, scratch.first_logits)
+    for r in range(count):
+        s, row = slot[r], scratch.first_logits[r]
         penalty = slots.reals[s, PENALTY]
-        for code in range(size):
+        for code in range(spoken + 1):
             if slots.seen_at[s, code if code < spoken else eos] < frame[r]:
                 row[code] = row[code] * penalty if row[code] < 0 else row[code] / penalty
         if frame[r] < slots.integers[s, MIN_FRAMES]:
             row[spoken] = -np.inf
-        draw = uniform(slots.integers[s, SEED], frame[r], 0)
         code = draw_code(
-            row, draw, slots.reals[s, TEMPERATURE], slots.integers[s, TOP_K], slots.reals[s, TOP_P], order, mass
+            row,
+            scratch.first_bits[r],
+            uniform(slots.integers[s, SEED], frame[r], 0),
+            slots.reals[s, TEMPERATURE],
+            slots.integers[s, TOP_K],
+            slots.reals[s, TOP_P],
+            scratch.first_mass,
         )
         first[r] = code if code < spoken else eos
 
 
 @jit
-def speak(hidden, slot, frame, valid, slots, head, spoken, eos, p, eps, heads, end_token, tokens, report):
+def speak(hidden, slot, frame, valid, slots, head, spoken, eos, p, scratch, eps, end_token, tokens, report):
     """From the talker's hidden states [R, H] to codes: draws, predicts and stores them.
 
     Fills tokens [R] int64 (what vLLM is told) and report [R, 2 + G] int64 (ticket, frame, codes).
     Returns the number of report rows: rows that are valid and not the end. A frame that is already stored is kept:
     a step repeated after a preemption must not change what was heard.
     """
-    groups = slots.codes.shape[2]
-    rows = np.empty(hidden.shape[0], np.int64)
-    fresh = 0
-    for r in range(hidden.shape[0]):
+    rows = hidden.shape[0]
+    states = np.empty((rows, hidden.shape[1]), np.float32)
+    origin, s, f = np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int64)
+    first = np.empty(rows, np.int64)
+    count = 0
+    for r in range(rows):
         tokens[r] = 0
         if valid[r]:
             stored = slots.codes[slot[r], frame[r], 0]
             tokens[r] = end_token if stored == eos else slot[r]
             if stored < 0:
-                rows[fresh] = r
-                fresh += 1
-    rows = rows[:fresh]
-    h, s, f = hidden[rows], slot[rows], frame[rows]
-    first = np.empty(fresh, np.int64)
-    first_codes(h, s, f, slots, head, spoken, eos, first)
-    going = np.nonzero(first != eos)[0]
-    for i in range(fresh):
-        slots.seen_at[s[i], first[i]] = min(slots.seen_at[s[i], first[i]], f[i])
+                copy(hidden[r], states[count])
+                origin[count], s[count], f[count] = r, slot[r], frame[r]
+                count += 1
+    first_codes(states, count, s, f, slots, head, spoken, eos, scratch, first)
+    going = 0
+    for i in range(count):
+        slots.seen_at[s[i], first[i]] = min(slots.seen_at[s[i], first[i]], np.int32(f[i]))
         if first[i] == eos:
             slots.codes[s[i], f[i], 0] = eos
-            tokens[rows[i]] = end_token
-    codes = np.empty((going.shape[0], groups), np.int64)
-    if going.shape[0] > 0:
-        predict(h[going], first[going], slots.integers[s[going]], slots.reals[s[going]], f[going], p, eps, heads, codes)
-    for i in range(going.shape[0]):
-        slots.codes[s[going[i]], f[going[i]]] = codes[i]
-        report[i, 0], report[i, 1] = slots.integers[s[going[i]], TICKET], f[going[i]]
-        report[i, 2:] = codes[i]
-    return going.shape[0]
+            tokens[origin[i]] = end_token
+        else:
+            copy(states[i], states[going])
+            s[going], f[going], first[going] = s[i], f[i], first[i]
+            going += 1
+    codes = np.empty((going, slots.codes.shape[2]), np.int64)
+    if going > 0:
+        predict(states, going, first, s, f, slots, p, scratch, eps, codes)
+    for i in range(going):
+        copy(codes[i], slots.codes[s[i], f[i]])
+        report[i, 0], report[i, 1] = slots.integers[s[i], TICKET], f[i]
+        copy(codes[i], report[i, 2:])
+    return going

@@ -29,6 +29,26 @@ def _layer(layer: DecoderLayer) -> kernels.LayerArrays:
     return kernels.LayerArrays(*[_array(getattr(layer, name)) for name in kernels.LayerArrays._fields])
 
 
+def _scratch(model: TalkerModel, spoken: int) -> kernels.Scratch:
+    g, rows = model.geometry.predictor, model.max_rows
+    logits = np.empty((rows, model.geometry.predictor_vocab), np.float32)
+    first = np.empty((rows, spoken + 1), np.float32)
+    scale = np.empty(g.intermediate, np.float32)
+    return kernels.Scratch(
+        query=np.empty((2 * rows, g.heads, g.head_dim), np.float32),
+        key=np.empty((2 * rows, g.kv_heads, g.head_dim), np.float32),
+        value=np.empty((2 * rows, g.kv_heads, g.head_dim), np.float32),
+        logits=logits,
+        bits=logits.view(np.int32),
+        mass=np.empty(logits.shape[1], np.float32),
+        first_logits=first,
+        first_bits=first.view(np.int32),
+        first_mass=np.empty(first.shape[1], np.float32),
+        scale=scale,
+        powers=scale.view(np.int32),
+    )
+
+
 class CpuStep(TorchStep):
     """As TorchStep, float32 only. Arrays are views of the model's memory where the layout allows."""
 
@@ -40,6 +60,9 @@ class CpuStep(TorchStep):
         )
         self.spoken = min(geometry.vocab - CONTROL_IDS, geometry.eos)
         self.table = self.rotary.numpy()
+        self.scratch = _scratch(model, self.spoken)
+        scale = np.empty(geometry.talker.intermediate, np.float32)
+        self.powers, self.scale = scale.view(np.int32), scale
         self._report = np.empty((0, 2 + geometry.groups), np.int64)
 
     def finish_loading(self) -> None:
@@ -87,8 +110,9 @@ class CpuStep(TorchStep):
         arrays = query.numpy(), key.numpy(), value.numpy()
         flat = query.flatten(1), key.flatten(1), value.flatten(1)
         for layer, attention in zip(self.layer_arrays, self.model.attentions, strict=True):
-            kernels.before_attention(rows, layer, self.table, where, g.eps, *arrays)
-            kernels.after_attention(rows, attention(*flat).numpy(), layer, g.eps)
+            kernels.before_attention(rows, count, layer, self.table, where, g.eps, *arrays)
+            attended = attention(*flat).numpy()
+            kernels.after_attention(rows, count, attended, layer, g.eps, self.powers, self.scale)
         return rms_norm(x, self.model.norm, g.eps)
 
     def speak(self, hidden: torch.Tensor, slot: torch.Tensor, frame: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
@@ -105,8 +129,8 @@ class CpuStep(TorchStep):
             self.spoken,
             g.eos,
             self.predictor,
+            self.scratch,
             g.predictor.eps,
-            g.predictor.heads,
             self.model.end_token,
             tokens.numpy(),
             report,

@@ -52,8 +52,9 @@ def filtered_probabilities(
     kth = ordered.gather(1, (top_k.clamp_max(scaled.shape[-1]) - 1)[:, None])
     mass = torch.softmax(ordered.masked_fill(ordered < kth, float("-inf")), dim=-1)
     larger = mass.cumsum(-1) - mass
-    # the first value of a run of ties decides for the run: its `larger` is the smallest
-    smallest = ordered.masked_fill((larger >= top_p[:, None]) | (ordered < kth), float("inf")).amin(-1, keepdim=True)
+    # At top_p = 1 rounding of the sum must not cut the tail. Of a run of ties the first decides: its `larger` is least.
+    cut = (larger >= top_p[:, None]) & (top_p < 1)[:, None]
+    smallest = ordered.masked_fill(cut | (ordered < kth), float("inf")).amin(-1, keepdim=True)
     return torch.softmax(scaled.masked_fill(scaled < smallest, float("-inf")), dim=-1)
 
 

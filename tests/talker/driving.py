@@ -117,9 +117,7 @@ def _golden(entry: dict[str, Any]) -> Golden:
         subtalker_do_sample=False,
         repetition_penalty=entry["repetition_penalty"],
     )
-    return Golden(
-        entry["name"], entry["checkpoint"], entry["frames"], entry["finish"], rows, arrays["codes"], options
-    )
+    return Golden(entry["name"], entry["checkpoint"], entry["frames"], entry["finish"], rows, arrays["codes"], options)
 
 
 def open_golden(checkpoint: str, **settings: Any) -> Talker:
