@@ -5,6 +5,9 @@ Attribute names are the checkpoint's (`decoder.pre_transformer.*`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -113,18 +116,19 @@ class SlidingTransformer(nn.Module):
             begun = key >= past - walk.position[:, None]  # a young stream has fewer than `past` frames behind it
             mask = mask[None] & begun[:, None]
             mask = mask[:, None]  # [B, 1, T, past + T]
-        rotation = self.rotation(position, x.dtype)
+        rotation = rotary(position, self.head_dim, self.theta, x.dtype)
         h = self.input_proj(x)
         for layer in self.layers:
             h = layer(h, rotation, mask, walk)
         return self.output_proj(self.norm(h))
 
-    def rotation(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin [*, 1, T, head_dim] for integer positions [*, T]; angles in float32 as in the reference."""
-        exponent = torch.arange(0, self.head_dim, 2, device=position.device, dtype=torch.float32) / self.head_dim
-        angle = position[..., None].float() * (1.0 / self.theta**exponent)
-        angle = torch.cat((angle, angle), dim=-1)[:, None]
-        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+def rotary(position: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [*, 1, T, head_dim] for integer positions [*, T]; angles in float32 as in the reference."""
+    exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=torch.float32) / head_dim
+    angle = position[..., None].float() * (1.0 / theta**exponent)
+    angle = torch.cat((angle, angle), dim=-1)[:, None]
+    return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -133,5 +137,5 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def head_dim_of(config: dict) -> int:
+def head_dim_of(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
