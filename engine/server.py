@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import threading
 import time
@@ -176,8 +177,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if not args.in_process:
         threading.Thread(target=watch_start, name="chorus-start", daemon=True).start()
+    # uvicorn raises the signal that ended it once more; the engine is to be closed first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         server.run()
+    except KeyboardInterrupt:
+        pass
     finally:
         engine.close()
         trace.close()
