@@ -154,7 +154,7 @@ async def _records(stream: Any, request: Request, handle: EngineHandle) -> Async
     stream.on_item(lambda: loop.call_soon_threadsafe(fresh.set))
     watch = asyncio.create_task(_cancel_when_gone(request, stream))
     try:
-        yield wire.event("start", id=stream.id, seed=str(stream.seed), text=stream.text)
+        yield wire.event("start", id=stream.id, seed=stream.seed, text=stream.text)
         while True:
             fresh.clear()
             try:
@@ -189,7 +189,7 @@ def _ending(result: Any) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "detail": result.detail,
         "frames": result.frames,
-        "seed": str(result.seed),
+        "seed": result.seed,
         "ttfa_ms": result.ttfa_ms,
         "wall_s": result.wall_s,
         "audio_s": result.audio_s,

@@ -13,7 +13,8 @@ from engine.errors import ChorusError
 from engine.request import SAMPLE_RATE
 from ui.handle import EngineHandle
 
-COLUMNS = ["Voice", "Seconds", "Language", "What it says", "Source", "Licence"]
+COLUMNS = ["Voice", "Length", "Language", "What it says", "Licence"]
+WIDTHS = ["14%", "9%", "11%", "42%", "24%"]
 
 
 class VoicesTab:
@@ -22,7 +23,13 @@ class VoicesTab:
     def __init__(self, handle: EngineHandle) -> None:
         self.handle = handle
         self.table = gr.Dataframe(
-            headers=COLUMNS, interactive=False, wrap=True, label="Stored voices", elem_id="voices", max_height=360
+            headers=COLUMNS,
+            column_widths=WIDTHS,
+            interactive=False,
+            wrap=True,
+            label="Stored voices",
+            elem_id="voices",
+            max_height=360,
         )
         with gr.Row():
             with gr.Column(min_width=300):
@@ -61,7 +68,7 @@ class VoicesTab:
         if self.handle.info is None:
             return [gr.skip(), gr.skip()]
         voices = self.handle.engine.voices.list()
-        rows = [[v.name, round(v.seconds, 1), v.language, v.transcript or "–", v.source, v.licence] for v in voices]
+        rows = [[v.name, f"{v.seconds:.1f} s", v.language, v.transcript or "–", v.licence or "yours"] for v in voices]
         names = [v.name for v in voices]
         return [gr.update(value=rows), gr.update(choices=names, value=chosen if chosen in names else None)]
 

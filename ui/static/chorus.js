@@ -71,7 +71,7 @@ function onEvent(take, event) {
     take.id = event.id;
     take.seed = event.seed;
     take.spoken = event.text;
-    show("ch-seed", event.seed);
+    show("ch-seed", String(event.seed));
     byId("ch-reuse").hidden = false;
     showSpoken(take);
   } else if (event.event === "end") {
@@ -158,7 +158,7 @@ async function replay(kept) {
   reset();
   wave.clear();
   wave.add(kept.pcm);
-  show("ch-seed", kept.seed);
+  show("ch-seed", String(kept.seed));
   show("ch-length", `of ${(kept.pcm.length / RATE).toFixed(1)} s`);
   document.body.classList.add("ch-speaking");
   status("Playing a take …", "busy");
@@ -220,7 +220,7 @@ recordUntouched();
 const takes = new Takes(replay);
 document.addEventListener("click", (event) => {
   if (event.target.id === "ch-clear") takes.clear();
-  if (event.target.id === "ch-reuse" && current) type("seed", current.seed);
+  if (event.target.id === "ch-reuse" && current) type("seed", String(current.seed));
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("speak")?.click();
