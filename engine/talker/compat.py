@@ -143,9 +143,30 @@ def start(config: Any, settings: TalkerSettings) -> Any:
         if settings.device == "cpu" and settings.scheduler_mode == "async":
             stack.enter_context(_async_start_on_cpu())
         client = InprocClient(config, Executor.get_class(config), False)
+        _live.append(client)
     if settings.device == "cpu" and settings.scheduler_mode == "async":
         runner(client).prepare_inputs_event = None  # guards buffers that a device copies from; nothing copies here
     return client
+
+
+_live: list[Any] = []  # clients started in this process and not stopped
+
+
+def stop(client: Any) -> None:
+    """Shut a client down. vLLM's process groups are one per process: 0.30 destroys them in every shutdown, which breaks
+    any other engine that still runs here, so only the last one may."""
+    from vllm.v1.engine import core
+
+    if client in _live:
+        _live.remove(client)
+    destroy = getattr(core, "cleanup_dist_env_and_memory", None)
+    try:
+        if _live and destroy is not None:
+            core.cleanup_dist_env_and_memory = lambda *_, **__: None
+        client.shutdown()
+    finally:
+        if destroy is not None:
+            core.cleanup_dist_env_and_memory = destroy
 
 
 @contextlib.contextmanager
@@ -183,10 +204,12 @@ def _async_start_on_cpu() -> Iterator[None]:
         def __init__(
             self, *, model_runner_output: Any, sampled_token_ids: torch.Tensor, invalid_req_indices: list[int], **_: Any
         ) -> None:
-            self.output, self.tokens, self.invalid = model_runner_output, sampled_token_ids.clone(), invalid_req_indices
+            self.output, self.invalid = model_runner_output, invalid_req_indices
+            # the runner hands these two on to the next step's input batch
+            self.sampled_token_ids_cpu, self.async_copy_ready_event = sampled_token_ids.clone(), _Completed()
 
         def get_output(self) -> Any:
-            tokens = self.tokens.tolist()
+            tokens = self.sampled_token_ids_cpu.tolist()
             for index in self.invalid:
                 tokens[index].clear()
             self.output.sampled_token_ids = tokens

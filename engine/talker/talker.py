@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from engine.errors import ChorusError, EngineClosed, EngineFailed, InvalidRequest
+from engine.errors import ChorusError, ConfigError, EngineClosed, EngineFailed, InvalidRequest
 from engine.talker import compat, derived_config, weights
 from engine.talker.frames import PinnedReports
 from engine.talker.geometry import TalkerGeometry
@@ -104,7 +104,16 @@ class Talker:
         if self.model.head.is_cuda:
             self.model.reports = PinnedReports(self.model.step.report)  # type: ignore[assignment]
             self.model.reports.enabled = True  # type: ignore[attr-defined]
-        self._warm_up()
+        try:
+            self._warm_up()
+        except EngineFailed as error:
+            if settings.device == "cpu" and settings.scheduler_mode == "async":
+                raise ConfigError(
+                    f"vLLM's CPU platform has no async scheduling, and this version could not be brought to it "
+                    f"({error}); set talker.scheduler_mode to sync",
+                    field="talker.scheduler_mode",
+                ) from error
+            raise
 
     def _warm_up(self) -> None:
         """A real request, so that compiled kernels and graphs exist before the first listener waits for them."""
@@ -261,7 +270,7 @@ class Talker:
         client, self._client = self._client, None
         try:
             if client is not None:
-                client.shutdown()
+                compat.stop(client)
         finally:
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
