@@ -48,3 +48,11 @@ browser:  ## a Chromium for the page tests, where there is none
 
 test: $(READY) browser  ## every test that runs on this machine
 	$(PY) -m pytest
+
+GOLDEN = .venv-golden
+golden:  ## make tests/golden again with the reference implementation (minutes; needs no GPU)
+	test -x $(GOLDEN)/bin/python || $(PYTHON) -m venv $(GOLDEN)
+	$(GOLDEN)/bin/python -m pip install -q '$(TORCH_CPU)' || \
+		$(GOLDEN)/bin/python -m pip install -q --index-url $(CPU_INDEX) '$(TORCH_CPU)'
+	$(GOLDEN)/bin/python -m pip install -q --no-deps -r tests/golden/oracle/requirements.txt
+	$(GOLDEN)/bin/python -m tests.golden.oracle
