@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 
-import av
 import numpy as np
 import soundfile
 
@@ -49,9 +48,11 @@ def decode(data: bytes, *, field: str = "audio") -> Decoded:
     container = _container(data)
     if container is None:
         raise InvalidAudio(f"This is not an audio file that can be read: use {FORMATS}.", field=field)
+    from av.error import FFmpegError  # only here: a server that is sent wav, flac, mp3 and ogg never loads FFmpeg
+
     try:
         return _decode_ffmpeg(data, container, field)
-    except (av.error.FFmpegError, ValueError, EOFError) as error:
+    except (FFmpegError, ValueError, EOFError) as error:
         raise InvalidAudio(
             f"The file looks like {container} but could not be decoded ({error}): export it again as wav or flac.",
             field=field,
@@ -73,6 +74,8 @@ def _decode_soundfile(data: bytes, field: str) -> Decoded:
 
 
 def _decode_ffmpeg(data: bytes, container: str, field: str) -> Decoded:
+    import av
+
     # A folder of a movie's own choosing must not be followed either: external data references stay off.
     with av.open(io.BytesIO(data), mode="r", format=container, options={"enable_drefs": "0"}) as file:
         if not file.streams.audio:
