@@ -29,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.audio import Audio
+from engine.checkpoint import Checkpoint
 from engine.config import ROOT, EngineConfig
 from engine.errors import ChorusError, ConfigError, EngineClosed, EngineFailed, InvalidRequest
 from engine.info import EngineInfo
@@ -227,9 +228,11 @@ class EngineProcess:
         """Run with other settings. Returns when they are served; requests meanwhile get EngineClosed.
 
         Raises:
+            CheckpointError: there is no such model; nothing was stopped.
             ChorusError: the new settings do not start; the old ones are being started again.
             EngineClosed: closed, or another restart is going on.
         """
+        Checkpoint.open(config.model_path, config.load_format)
         with self._changed:
             if self._state in ("closed", "restarting", "starting"):
                 raise self._not_ready()

@@ -117,11 +117,16 @@ class Child:
         return 0
 
     def _start(self, settings: dict[str, Any]) -> None:
+        from engine.checkpoint import Checkpoint
         from engine.config import EngineConfig
+
+        config = EngineConfig.from_dict(settings)
+        Checkpoint.open(config.model_path, config.load_format)  # a missing model is told before torch is loaded
+
         from engine.engine import Engine
         from engine.warmup import warm_up
 
-        engine = Engine(EngineConfig.from_dict(settings))
+        engine = Engine(config)
         warm_up(engine)
         self._engine = engine
 

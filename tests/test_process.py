@@ -136,10 +136,11 @@ def test_a_killed_child_fails_its_requests_and_comes_back(process, name):
     with pytest.raises(EngineClosed, match="restarting"):
         process.stream(SpeechRequest(TEXT, voice=name))
     assert process.metrics() == {"restarts": 1.0}
-    process.wait_ready(timeout_s=30)
+    limit = 30 * max(1.0, os.getloadavg()[0] / os.cpu_count())  # a crowded machine gives us a part of its time
+    process.wait_ready(timeout_s=limit)
     assert len(pcm_of(process.stream(SpeechRequest(TEXT, voice=name, max_frames=4)))) == 4 * 1920
-    print(f"speaking again {time.monotonic() - killed:.1f} s after the kill")
-    assert time.monotonic() - killed < 30
+    print(f"speaking again {time.monotonic() - killed:.1f} s after the kill, limit {limit:.0f} s")
+    assert time.monotonic() - killed < limit
 
 
 def test_other_settings_are_a_restart(process, name):
@@ -174,10 +175,19 @@ def test_other_settings_are_a_restart(process, name):
     assert len(pcm_of(process.stream(SpeechRequest(TEXT, voice=name, max_frames=4)))) == 4 * 1920
 
 
-def test_settings_that_do_not_start_leave_the_old_ones(process, name, tmp_path):
+def test_a_model_that_is_not_there_disturbs_nobody(process, name, tmp_path):
+    running = process.stream(SpeechRequest(TEXT, voice=name, max_frames=60))
     with pytest.raises(CheckpointError):
         process.restart(small_engine_config(model=str(tmp_path / "nothing")))
-    process.wait_ready(timeout_s=60)
+    assert process.state == "ready"
+    assert len(pcm_of(running)) == 60 * 1920
+
+
+def test_settings_that_do_not_start_give_way_to_the_old_ones(process, name):
+    with pytest.raises(ConfigError, match="cuda"):
+        process.restart(small_engine_config(device="cuda"))
+    assert process.state == "restarting"
+    process.wait_ready(timeout_s=120)
     assert process.config.talker.max_num_seqs == 2
     assert len(pcm_of(process.stream(SpeechRequest(TEXT, voice=name, max_frames=4)))) == 4 * 1920
 
