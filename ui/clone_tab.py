@@ -12,7 +12,7 @@ import gradio as gr
 from engine.audio import Audio, load_audio, pcm16
 from engine.errors import ChorusError, InvalidRequest
 from engine.request import SAMPLE_RATE
-from ui import text_preview, transcripts
+from ui import clip_checks, text_preview
 from ui.handle import EngineHandle
 from ui.references import References
 from ui.routes import STATIC
@@ -63,11 +63,14 @@ SPEAK_JS = """(text, source, ready, clip, transcript, speaker, instruct, languag
 }"""
 
 
+TITLES = {"Base": "Clone", "CustomVoice": "Speak", "VoiceDesign": "Design"}  # of the tab, by task
+
+
 class CloneTab:
     """Builds its components where it is called; `refresh` gives their state for the engine of now."""
 
-    def __init__(self, handle: EngineHandle, references: References) -> None:
-        self.handle, self.references = handle, references
+    def __init__(self, handle: EngineHandle, references: References, tab: gr.Tab) -> None:
+        self.handle, self.references, self.tab = handle, references, tab
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=320):
                 self._text()
@@ -192,18 +195,19 @@ class CloneTab:
 
     @property
     def refreshed(self) -> list[gr.components.Component]:
-        return [self.voice_group, self.ready, self.speaker, self.instruct, self.language, self.source]
+        return [self.tab, self.voice_group, self.ready, self.speaker, self.instruct, self.language, self.source]
 
     def refresh(self, ready: str | None, speaker: str | None, language: str | None, source: str | None) -> list[Any]:
         """Updates for `refreshed`, keeping choices that are still there."""
         info = self.handle.info
         if info is None:
-            return [gr.skip()] * 6
+            return [gr.skip()] * len(self.refreshed)
         clones = info.task == "Base"
         names = self.voice_choices() if clones else []
         values = [value for _, value in names]
         languages = ["auto", *info.languages]
         return [
+            gr.update(label=TITLES[info.task]),
             gr.update(visible=clones),
             gr.update(choices=names, value=ready if ready in values else (values[0] if values else None)),
             gr.update(
@@ -235,7 +239,7 @@ class CloneTab:
     def _on_source(self, source: str | None) -> list[Any]:
         ready, upload, record = source == READY, source == UPLOAD, source == RECORD
         if upload or record:
-            transcripts.warm_up()
+            clip_checks.warm_up()
         return [
             gr.update(visible=ready),
             gr.update(visible=upload, value=None),
@@ -276,13 +280,15 @@ class CloneTab:
             return
         notes = [*_trimmed(audio), *audio.hints]
         yield [_preview(audio), _hints([*notes, "Listening to what it says …"]), gr.skip(), token]
-        heard = transcripts.transcribe(audio, language)
-        notes += transcripts.doubts(heard, audio)
+        heard = clip_checks.transcribe(audio, language)
+        notes += clip_checks.doubts(heard, audio)
         yield [gr.skip(), _hints(notes), gr.skip() if heard.text is None else heard.text, gr.skip()]
         try:
             self.handle.engine.prepare_voice(audio, transcript=heard.text)
         except ChorusError:
             log.info("the clip's voice will be prepared when it is used")
+        notes += clip_checks.noise_doubts(audio)
+        yield [gr.skip(), _hints(notes), gr.skip(), gr.skip()]
 
     def _on_save(self, name: str, consent: bool, clip: str, transcript: str, language: str) -> str:
         try:

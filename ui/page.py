@@ -59,8 +59,8 @@ def build(handle: EngineHandle, references: References) -> gr.Blocks:
         banner = gr.HTML(banner_html(handle), padding=False)
         seen = gr.State(-1)
         with gr.Tabs():
-            with gr.Tab("Clone", id="clone"):
-                clone = CloneTab(handle, references)
+            with gr.Tab("Clone", id="clone") as tab:
+                clone = CloneTab(handle, references, tab)
             with gr.Tab("Voices", id="voices"):
                 voices = VoicesTab(handle)
             with gr.Tab("Engine", id="engine"):

@@ -29,6 +29,7 @@ async function speak(settings) {
   reset();
   if (!take.text.trim()) return fail(take, "Nothing to say: type a text first.");
   status("Waiting for the first sound …", "busy");
+  take.waiting = setInterval(() => tellQueue(take), 1500);
   try {
     const { voice_label: _, start_buffer: startBuffer = 0, ...body } = settings;
     // The sound card wakes up while the engine works.
@@ -136,8 +137,18 @@ function fail(take, message) {
   over(take);
 }
 
+// Why nothing is heard yet, when it takes long.
+async function tellQueue(take) {
+  if (take.received || take.over) return clearInterval(take.waiting);
+  const now = await fetch("/chorus/status").then((answer) => answer.json()).catch(() => null);
+  if (take.received || take.over || !now?.metrics) return;
+  const { active = 0, waiting = 0 } = now.metrics;
+  if (waiting > 0) status(`Waiting: ${active} requests are being spoken, ${waiting} are in the queue …`, "busy");
+}
+
 function over(take) {
   take.over = true;
+  clearInterval(take.waiting);
   document.body.classList.remove("ch-speaking");
   byId("ch-level")?.style.setProperty("width", "0");
 }
