@@ -248,6 +248,13 @@ class PromptBuilder:
                 f"the reference has {shape[1]} codes a frame, this checkpoint uses {self.checkpoint.groups}",
                 field="voice",
             )
+        limit = self.talker["code_predictor_config"]["vocab_size"]
+        if codes.min() < 0 or codes.max() >= limit:
+            raise InvalidRequest(
+                f"the reference codes reach {codes.max()}, this checkpoint's end at {limit - 1}; prepare the voice again "
+                "with this checkpoint",
+                field="voice",
+            )
         rows = [self._code(group, codes[:, group].tolist()) for group in range(shape[1])]
         return torch.stack(rows).sum(0)
 
