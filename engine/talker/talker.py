@@ -72,6 +72,7 @@ class Talker:
         self._running: dict[str, _Running] = {}
         self._by_ticket: dict[int, _Running] = {}
         self._ticket = 0
+        self.self_check: list[Any] = []  # selfcheck.Comparison of every graph, where there are graphs
         compat.kv_cache_bytes(self.geometry, settings)  # refuses before anything is imported or made
         compat.prepare_environment(settings)
         try:
@@ -98,7 +99,12 @@ class Talker:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         config = compat.engine_config(self._folder, self.geometry, settings)
-        self._client = compat.start(config, settings)
+        try:
+            self._client = compat.start(config, settings)
+        except (ChorusError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise EngineFailed(f"vLLM did not start: {type(error).__name__}: {error}") from error
         self.model: TalkerModel = compat.model(self._client)
         self._pool = SlotPool(settings.slot_count)
         if self.model.head.is_cuda:
@@ -106,6 +112,10 @@ class Talker:
             self.model.reports.enabled = True  # type: ignore[attr-defined]
         try:
             self._warm_up()
+            if self.model.probe is not None and settings.cudagraph == "full":
+                from engine.talker import selfcheck
+
+                self.self_check = selfcheck.run(self)
         except EngineFailed as error:
             if settings.device == "cpu" and settings.scheduler_mode == "async":
                 raise ConfigError(
