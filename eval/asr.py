@@ -16,16 +16,18 @@ import numpy as np
 from eval import models
 from eval.errors import EvalError, ModelUnavailable
 from eval.pcm import loudest_dbfs, resample
+from eval.threads import torch_threads
 
 SAMPLE_RATE = 16_000  # Hz, what Whisper hears
 WINDOW_S = 30.0  # Whisper's receptive field; longer audio is read window by window
 
-# The no-speech gate. On silence, white and brown noise, hum, tones and clicks tiny.en and base give a no-speech
-# probability of 0.65-0.96 with a mean log-probability of -0.98 and below (and "you", "." or "I" as text); on clean and
-# noisy speech (down to 0 dB SNR) at most 0.11 with -0.61 and above.
-NO_SPEECH_PROBABILITY = 0.5
-NO_SPEECH_LOGPROB = -0.8
-REPETITIVE = 2.4  # gzip ratio; "1.5m de 1.5m de ..." on noise is fluent to the model, and no speech all the same
+# The no-speech gate, from what tiny.en and base gave: silence, white and brown noise, hum, tones and clicks have a
+# no-speech probability of 0.65-0.96 and come out as "you", "I", "." or, from base, one phrase over and over; whole
+# sentences, clean or at 0 dB SNR, have at most 0.2; fragments of speech of 0.35-0.6 s up to 0.7 (one of 32: 0.88).
+NO_SPEECH_SURE = 0.75
+NO_SPEECH_DOUBTFUL = 0.5  # enough when the text is what the model writes on noise
+MADE_UP = {"you", "i", "thank you", "thanks for watching", "bye", "so", "the"}
+REPETITIVE = 2.4  # gzip ratio above which text repeats itself
 SILENCE_DBFS = -55.0  # the loudest 20 ms; below it nobody is heard and Whisper is not asked
 
 PACKAGED = ("tiny.en", "base")
@@ -88,7 +90,7 @@ class Transcriber:
         if pcm.size == 0 or loudest_dbfs(pcm, sample_rate) < SILENCE_DBFS:
             return Transcript("", no_speech=True, language=code or "en", no_speech_probability=1.0)
         audio = resample(pcm, sample_rate, SAMPLE_RATE)
-        with self._turn:
+        with self._turn, torch_threads():
             if words or audio.size > WINDOW_S * SAMPLE_RATE:
                 return self._long(audio, code, words)
             return self._short(audio, code)
@@ -99,7 +101,7 @@ class Transcriber:
         mel = whisper.log_mel_spectrogram(whisper.pad_or_trim(audio), n_mels=self._model.dims.n_mels)
         options = whisper.DecodingOptions(language=code, without_timestamps=True, fp16=self._half)
         heard = whisper.decode(self._model, mel.to(self._model.device), options)
-        empty = _nothing_said(heard.text, heard.no_speech_prob, heard.avg_logprob, heard.compression_ratio)
+        empty = _nothing_said(heard.text, heard.no_speech_prob, heard.compression_ratio)
         return Transcript(
             text="" if empty else heard.text.strip(),
             no_speech=empty,
@@ -121,9 +123,7 @@ class Transcriber:
             verbose=None,
         )
         segments = [
-            s
-            for s in heard["segments"]
-            if not _nothing_said(s["text"], s["no_speech_prob"], s["avg_logprob"], s["compression_ratio"])
+            s for s in heard["segments"] if not _nothing_said(s["text"], s["no_speech_prob"], s["compression_ratio"])
         ]
         first = heard["segments"][0] if heard["segments"] else None
         return Transcript(
@@ -163,9 +163,11 @@ class Transcriber:
         return code
 
 
-def _nothing_said(text: str, no_speech: float, logprob: float, compression: float) -> bool:
-    doubtful = no_speech > NO_SPEECH_PROBABILITY and (logprob < NO_SPEECH_LOGPROB or compression > REPETITIVE)
-    return doubtful or not re.search(r"\w", text)
+def _nothing_said(text: str, no_speech: float, compression: float) -> bool:
+    words = " ".join(re.findall(r"[\w']+", text.lower()))
+    if not words or no_speech > NO_SPEECH_SURE:
+        return True
+    return no_speech > NO_SPEECH_DOUBTFUL and (words in MADE_UP or compression > REPETITIVE)
 
 
 @lru_cache(maxsize=2)

@@ -128,24 +128,25 @@ def _quality(
     left, right = ({s["id"]: s for s in side.scores} for side in (a, b))
     both = [(left[x.id], right[y.id]) for x, y in pairs if x.id in left and y.id in right]
     found: list[Finding | None] = []
-    for asr in _common(both, lambda s: s["wer"]):
-        for normalizer in _common(both, lambda s, asr=asr: s["wer"].get(asr, {})):
+    for asr in _common([(x["wer"], y["wer"]) for x, y in both]):
+        for normalizer in _common([(x["wer"].get(asr, {}), y["wer"].get(asr, {})) for x, y in both]):
             errors = [tuple(to_errors(s["wer"][asr][normalizer]) for s in pair) for pair in both]
             name = f"WER, {asr}, {normalizer}"
             rates = [(x.rate, y.rate) for x, y in errors]
             found.append(_difference(cell, f"{name}, macro", rates, t.wer_points, lower_is_better=True))
-    for encoder in _common(both, lambda s: s["similarity"]):
+    for encoder in _common([(x["similarity"], y["similarity"]) for x, y in both]):
         values = [tuple(s["similarity"].get(encoder, {}).get("whole") for s in pair) for pair in both]
         found.append(_share_difference(cell, f"similarity, {encoder}", values, t.similarity))
-    for model in _common(both, lambda s: s["mos"]):
-        for name in _common(both, lambda s, model=model: s["mos"].get(model, {})):
+    for model in _common([(x["mos"], y["mos"]) for x, y in both]):
+        for name in _common([(x["mos"].get(model, {}), y["mos"].get(model, {})) for x, y in both]):
             values = [tuple(s["mos"].get(model, {}).get(name) for s in pair) for pair in both]
             found.append(_share_difference(cell, name, values, t.mos))
     return [f for f in found if f is not None]
 
 
-def _common(both: Sequence[tuple[dict, dict]], keys: Callable[[dict], dict]) -> list[str]:
-    return list(dict.fromkeys(k for x, y in both for k in keys(x) if k in keys(y)))
+def _common(both: Sequence[tuple[dict, dict]]) -> list[str]:
+    """Keys that both of a pair have, in the order of their first appearance."""
+    return list(dict.fromkeys(k for x, y in both for k in x if k in y))
 
 
 def _share_difference(cell: str, name: str, values: Sequence[tuple[float | None, ...]], share: float) -> Finding | None:

@@ -22,6 +22,7 @@ _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _INKS = ("#000000", "#0b5fa5", "#c2500a", "#3a7d34", "#7a3b8f", "#8a6d00")
 _TIMELINE_ROWS = 60
+_LOG_FROM = 8  # largest over smallest value from which an axis is logarithmic
 
 plt.rcParams.update(
     {
@@ -67,7 +68,7 @@ def _series(figures: Sequence[dict]) -> dict[tuple[str, str], list[dict]]:
     for f in figures:
         kind = re.sub(r"[\d.]+$", "", f["cell"])
         out.setdefault((f["variant"], kind), []).append(f)
-    return {key: sorted(v, key=lambda f: f["level"]) for key, v in out.items()}
+    return {key: sorted(v, key=lambda f: f["level"]) for key, v in out.items() if len(v) > 1}
 
 
 _KINDS = {"c": "closed loop", "poisson": "Poisson", "constant": "constant rate", "burst": "bursts"}
@@ -79,16 +80,19 @@ def _name(variant: str, kind: str) -> str:
 
 def _levels(axis, figures: Sequence[dict]) -> None:
     levels = sorted({f["level"] for f in figures})
-    if len(levels) > 1 and levels[-1] / levels[0] >= 8:
+    if len(levels) > 1 and levels[-1] / levels[0] >= _LOG_FROM:
         axis.set_xscale("log", base=2)
     axis.set_xticks(levels, [f"{level:g}" for level in levels])
     axis.minorticks_off()
 
 
 def against_load(figures: Sequence[dict]) -> str:
-    """TTFA (p50 solid, p95 open) and throughput against the load, a curve for every setting."""
+    """TTFA (p50 filled, p95 open marks) and throughput against the load, a curve for every setting; "" without one."""
+    series = _series(figures)
+    if not series:
+        return ""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.3), layout="constrained")
-    for i, ((variant, kind), mine) in enumerate(_series(figures).items()):
+    for i, ((variant, kind), mine) in enumerate(series.items()):
         cells = [f for f in mine if f["load"]["ttfa_ms"]]
         x = [f["level"] for f in cells]
         style = _style(i)
@@ -100,13 +104,17 @@ def against_load(figures: Sequence[dict]) -> str:
             left.fill_between(x, [b[0] for b in bounds], [b[1] for b in bounds], color=style["color"], alpha=0.12, lw=0)
         right.plot(x, [f["load"]["x_real_time"] for f in cells], label=name, **style)
     left.set(ylabel="TTFA, ms", xlabel="requests at once, or a second", title="First audio")
-    left.set_yscale("log")
-    left.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda v, _: f"{v:g}"))
+    shown = [f["load"]["ttfa_ms"] for cells in series.values() for f in cells if f["load"]["ttfa_ms"]]
+    if shown and max(d["p95"] for d in shown) > _LOG_FROM * min(d["p50"] for d in shown):
+        left.set_yscale("log")
+        left.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda v, _: f"{v:g}"))
+    else:
+        left.set_ylim(bottom=0)
     right.set(ylabel="× real time", xlabel="requests at once, or a second", title="Audio made")
     right.set_ylim(bottom=0)
     for axis in (left, right):
-        _levels(axis, figures)
-        axis.legend(fontsize=7.5)
+        _levels(axis, [f for cells in series.values() for f in cells])
+        axis.legend(fontsize=7.5, loc="best")
     return svg(figure, "Time to first audio and throughput against load")
 
 

@@ -82,7 +82,7 @@ def _plots(figures: list[dict], rows: list[RequestRow], scores: list[dict]) -> d
     session = min((r.session for r in shown if not r.warmup), default=0)
     title = f"{busiest['variant']} {busiest['title']}".strip() if busiest else ""
     return {
-        "against_load": plots.against_load(figures) if len({f["cell"] for f in figures}) > 1 else "",
+        "against_load": plots.against_load(figures),
         "distributions": plots.distributions(rows),
         "quality": plots.quality_against_load(figures, rows, scores) if scores else "",
         "timeline": plots.timeline([r for r in shown if r.session == session], title),

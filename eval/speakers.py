@@ -19,6 +19,7 @@ import torch
 
 from eval import models
 from eval.errors import ModelUnavailable
+from eval.threads import torch_threads
 
 SAMPLE_RATE = 16_000
 MINIMUM_S = 0.25  # less sound than this has no voice to speak of
@@ -69,8 +70,9 @@ class GE2E(torch.nn.Module):
         pcm16k = np.pad(pcm16k, (0, max(missing, 0)))
         mel = librosa.feature.melspectrogram(y=pcm16k, sr=SAMPLE_RATE, n_fft=400, hop_length=160, n_mels=40).T
         windows = np.stack([mel[s : s + self.WINDOW] for s in starts]).astype(np.float32)  # [windows, 160, 40]
-        _, (hidden, _) = self.lstm(torch.from_numpy(windows))
-        each = torch.nn.functional.normalize(torch.relu(self.linear(hidden[-1])), dim=1)  # [windows, 256]
+        with torch_threads(1):
+            _, (hidden, _) = self.lstm(torch.from_numpy(windows))
+            each = torch.nn.functional.normalize(torch.relu(self.linear(hidden[-1])), dim=1)  # [windows, 256]
         return _unit(each.mean(0).numpy())
 
     def _starts(self, samples: int) -> list[int]:
