@@ -13,16 +13,11 @@ it was ever ready is given up (`state` "failed").
 from __future__ import annotations
 
 import atexit
-import os
-import socket
-import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +28,7 @@ from engine.checkpoint import Checkpoint
 from engine.config import ROOT, EngineConfig
 from engine.errors import ChorusError, ConfigError, EngineClosed, EngineFailed, InvalidRequest
 from engine.info import EngineInfo
+from engine.process_handle import CLOSE_S, ChildHandle
 from engine.request import SpeechRequest
 from engine.stream import SpeechStream
 from engine.voices import VoiceLibrary, VoicePrompt, prepare_audio
@@ -40,54 +36,8 @@ from engine.voices import VoiceLibrary, VoicePrompt, prepare_audio
 State = Literal["starting", "ready", "restarting", "failed", "closed"]
 
 POLL_S = 0.25  # a death without a closed connection is noticed after this long
-CLOSE_S = 10.0  # a child that has not closed by then is killed
 GIVE_UP_AFTER = 3  # deaths in a row without having been ready
 METRICS_S = 2.0
-
-
-class _Child:
-    """One process and the connection to it."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.config = config
-        ours, theirs = socket.socketpair()
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        with theirs:
-            # Not multiprocessing: that would import the app's main module again in the child.
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "engine.process_child", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        self.connection = Connection(ours.detach())
-        self._writing = threading.Lock()
-        self.error: ChorusError | None = None  # what it said before it ended
-        self.was_ready = False
-        self.stopping = False  # asked to end: its end is no crash
-        self.send("config", config.model_dump())
-
-    def send(self, *message: Any) -> bool:
-        """False when it is gone."""
-        try:
-            with self._writing:
-                self.connection.send(message)
-            return True
-        except (OSError, ValueError):
-            return False
-
-    def stop(self) -> None:
-        """Ask, wait, kill. Returns when the process is gone."""
-        self.stopping = True
-        self.send("close")
-        try:
-            self.process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 class EngineProcess:
@@ -113,7 +63,7 @@ class EngineProcess:
         self._state: State = "starting"
         self._info: EngineInfo | None = None
         self._changed = threading.Condition(threading.RLock())
-        self._child: _Child | None = None
+        self._child: ChildHandle | None = None
         self._fault: ChorusError | None = None  # why the state is "failed"
         self._wanted: EngineConfig | None = config  # settings to start next; None: nothing is to be started
         self._fallback: EngineConfig | None = None  # settings that worked before a restart with others
@@ -260,7 +210,7 @@ class EngineProcess:
                 config, self._wanted = self._wanted, None
                 assert config is not None
                 try:
-                    self._child = child = _Child(config)
+                    self._child = child = ChildHandle(config)
                 except OSError as error:
                     self.last_error = f"no process could be started: {error}"
                     self._state, self._fault = "failed", EngineFailed(self.last_error)
@@ -280,7 +230,7 @@ class EngineProcess:
             if not child.was_ready and not child.stopping:
                 time.sleep(min(2.0, 0.25 * deaths))
 
-    def _serve(self, child: _Child) -> None:
+    def _serve(self, child: ChildHandle) -> None:
         """Read what the child sends until it ends."""
         try:
             while True:
@@ -293,7 +243,7 @@ class EngineProcess:
         except Exception as error:  # a message nobody can read: the child is of no use
             child.error = EngineFailed(f"the engine process sent something unreadable ({error})")
 
-    def _take(self, child: _Child, message: tuple) -> None:
+    def _take(self, child: ChildHandle, message: tuple) -> None:
         kind = message[0]
         if kind == "chunk":
             if (stream := self._streams.get(message[1].request_id)) is not None:
@@ -322,7 +272,7 @@ class EngineProcess:
         elif kind == "failed":
             child.error = message[1]
 
-    def _after(self, child: _Child, deaths: int) -> None:
+    def _after(self, child: ChildHandle, deaths: int) -> None:
         """The child is gone: end what it had, and decide what comes next. Called with the lock."""
         if child.stopping:
             self._abandon(EngineClosed("the engine is restarting with other settings; send the request again shortly"))
