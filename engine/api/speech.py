@@ -32,7 +32,6 @@ from engine.stream import SpeechStream
 from engine.trace import Trace
 from engine.voices import VoicePrompt
 
-
 LEFT = 499  # what nginx logs for a client that closed the connection; nobody receives it
 
 
