@@ -95,7 +95,7 @@ class CodecDecoder(nn.Module):
         Codes must lie in the codebook: they index tables, and on a GPU a bad index aborts the process. Check codes
         from outside with `check_codes`.
         """
-        return self._decode(codes, None)
+        return self.decode_with(codes, None)
 
     def step(self, codes: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The next T frames of each stream; rows may stand at different positions.
@@ -109,7 +109,7 @@ class CodecDecoder(nn.Module):
             1e-4), and the next state. Shapes depend on B and T only; nothing waits for the device.
         """
         walk = StateWalk(state)
-        pcm = self._decode(codes, walk)
+        pcm = self.decode_with(codes, walk)
         return pcm, walk.finish(codes.shape[-1])
 
     def init_state(
@@ -119,15 +119,21 @@ class CodecDecoder(nn.Module):
         weight = self.pre_conv.conv.weight
         device, dtype = device or weight.device, dtype or weight.dtype
         histories = tuple(
-            torch.zeros(batch, m.history_channels, m.history, device=device, dtype=dtype)
-            for m in self.modules()
-            if isinstance(m, (CausalConv, CausalUpsample)) and m.history
+            torch.zeros(batch, m.history_channels, m.history, device=device, dtype=dtype) for m in self._remembering()
         )
         c = self.config
         shape = (batch, c["num_key_value_heads"], c["sliding_window"] - 1, self.pre_transformer.head_dim)
         keys = tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in self.pre_transformer.layers)
         values = tuple(torch.zeros_like(k) for k in keys)
         return DecoderState(torch.zeros(batch, device=device, dtype=torch.int64), histories, keys, values)
+
+    @property
+    def history_lengths(self) -> list[int]:
+        """Inputs that each convolution remembers, in the order in which they run."""
+        return [m.history for m in self._remembering()]
+
+    def _remembering(self) -> list[CausalConv | CausalUpsample]:
+        return [m for m in self.modules() if isinstance(m, (CausalConv, CausalUpsample)) and m.history]
 
     def freeze(self) -> CodecDecoder:
         """For serving: no gradients, and the codebook vectors computed once. Call again after loading weights."""
@@ -150,7 +156,8 @@ class CodecDecoder(nn.Module):
                 f"Codes must lie in 0..{self.codebook_size - 1}; these reach from {low} to {high}.", field="codes"
             )
 
-    def _decode(self, codes: Tensor, walk: StateWalk | None) -> Tensor:
+    def decode_with(self, codes: Tensor, walk: StateWalk | None) -> Tensor:
+        """The layers in order; `walk` tells each of them what came before (None: nothing)."""
         x = self.pre_conv(self.quantizer(codes), walk)  # [B, latent, T]
         x = self.pre_transformer(x.transpose(1, 2), walk).transpose(1, 2)
         for stage in self.upsample:

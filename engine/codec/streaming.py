@@ -9,15 +9,52 @@ reference pads each convolution's own input with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 
+class SlotState:
+    """Tensors with one leading row per stream. `select` copies; `write` and `reset` work in place."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor of the state, in one fixed order."""
+        raise NotImplementedError
+
+    def _map(self, each: Callable[[Tensor], Tensor]) -> Self:
+        raise NotImplementedError
+
+    @property
+    def batch(self) -> int:
+        return self.tensors()[0].shape[0]
+
+    @property
+    def bytes_per_row(self) -> int:
+        return sum(t[0].numel() * t.element_size() for t in self.tensors())
+
+    def select(self, rows: Tensor) -> Self:
+        """A copy of the rows named by the int64 tensor `rows` [n], in that order."""
+        return self._map(lambda t: t.index_select(0, rows))
+
+    def write(self, rows: Tensor, other: SlotState) -> None:
+        """Puts row i of `other` into row `rows[i]`. Of equal entries in `rows` any one may win."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine.index_copy_(0, rows, theirs.to(mine.dtype))
+
+    def reset(self, rows: Tensor) -> None:
+        """Makes the named rows new streams."""
+        for t in self.tensors():
+            t.index_fill_(0, rows, 0)
+
+    def clone(self) -> Self:
+        return self._map(torch.clone)
+
+
 @dataclass(frozen=True)
-class DecoderState:
+class DecoderState(SlotState):
     """State of a batch of streams.
 
     Attributes:
@@ -31,40 +68,12 @@ class DecoderState:
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
 
-    @property
-    def batch(self) -> int:
-        return self.position.shape[0]
-
     def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor of the state, in one fixed order."""
         return (self.position, *self.histories, *self.keys, *self.values)
 
-    @property
-    def bytes_per_row(self) -> int:
-        return sum(t[0].numel() * t.element_size() for t in self.tensors())
-
-    def select(self, rows: Tensor) -> DecoderState:
-        """A copy of the rows named by the int64 tensor `rows` [n], in that order."""
-        return self._map(lambda t: t.index_select(0, rows))
-
-    def write(self, rows: Tensor, other: DecoderState) -> None:
-        """Puts row i of `other` into row `rows[i]`, in place. Of equal entries in `rows` any one may win."""
-        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
-            mine.index_copy_(0, rows, theirs.to(mine.dtype))
-
-    def reset(self, rows: Tensor) -> None:
-        """Makes the named rows new streams, in place."""
-        for t in self.tensors():
-            t.index_fill_(0, rows, 0)
-
-    def clone(self) -> DecoderState:
-        return self._map(torch.clone)
-
-    def _map(self, fn) -> DecoderState:
-        def each(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-            return tuple(fn(t) for t in tensors)
-
-        return DecoderState(fn(self.position), each(self.histories), each(self.keys), each(self.values))
+    def _map(self, each: Callable[[Tensor], Tensor]) -> DecoderState:
+        parts = (tuple(map(each, tensors)) for tensors in (self.histories, self.keys, self.values))
+        return DecoderState(each(self.position), *parts)
 
 
 class StateWalk:
@@ -72,6 +81,7 @@ class StateWalk:
 
     def __init__(self, state: DecoderState) -> None:
         self.position = state.position
+        self.past = state.keys[0].shape[2] if state.keys else 0  # keys of earlier frames per attention layer
         self._histories = iter(state.histories)
         self._caches = iter(zip(state.keys, state.values, strict=True))
         self._new_histories: list[Tensor] = []

@@ -106,7 +106,7 @@ class SlidingTransformer(nn.Module):
 
     def forward(self, x: Tensor, walk: StateWalk | None = None) -> Tensor:
         frames, device = x.shape[1], x.device
-        past = self.window - 1 if walk else 0
+        past = walk.past if walk else 0
         query = torch.arange(frames, device=device)[:, None] + past
         key = torch.arange(past + frames, device=device)[None]
         mask = (key <= query) & (key > query - self.window)  # [T, past + T]

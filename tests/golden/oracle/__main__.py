@@ -1,4 +1,4 @@
-"""Makes the checkpoints and golden files: `python -m tests.golden.oracle`, in the oracle's environment."""
+"""Makes the checkpoints and golden files: `python -m tests.golden.oracle [KIND ...]`, in the oracle's environment."""
 
 from __future__ import annotations
 
@@ -96,8 +96,12 @@ def write_requests(wrappers: dict[str, Qwen3TTSModel]) -> None:
     pcm, rate = librosa.load(CLIP, sr=None)
     recorders = {name: Recorder(wrapper.model) for name, wrapper in wrappers.items()}
     (GOLDEN / "requests").mkdir(exist_ok=True)
-    described = []
+    listing = GOLDEN / "requests.json"
+    known = json.loads(listing.read_text(encoding="utf-8"))["requests"] if listing.exists() else []
+    described = {entry["name"]: entry for entry in known if entry["checkpoint"] not in wrappers}
     for golden in REQUESTS:
+        if golden.checkpoint not in wrappers:
+            continue
         recorder = recorders[golden.checkpoint]
         arrays = codes_and_prompt(wrappers[golden.checkpoint], recorder, golden, (pcm, rate))
         np.savez_compressed(GOLDEN / "requests" / f"{golden.name}.npz", **arrays)
@@ -105,14 +109,15 @@ def write_requests(wrappers: dict[str, Qwen3TTSModel]) -> None:
         finish = "length" if made == golden.frames else "stop"
         entry = asdict(golden) | {"made": made, "finish": finish, "margin": round(margin, 6)}
         entry |= {"prompt": len(arrays["prefill"]), "trailing": len(arrays["trailing"])}
-        described.append(entry)
+        described[golden.name] = entry
         kinds = len(np.unique(arrays["codes"][:, 0]))
         print(
             f"{golden.name:28} prompt {entry['prompt']:4} trailing {entry['trailing']:4} frames {made:4} {finish:6} "
             f"codes {kinds:3} margin {margin:.1e}{'  TOO SMALL' if margin < LEAST_MARGIN else ''}"
         )
-    text = json.dumps({"transcript": CLIP_TRANSCRIPT, "requests": described}, indent=1, ensure_ascii=False)
-    (GOLDEN / "requests.json").write_text(text + "\n", encoding="utf-8")
+    ordered = [described[golden.name] for golden in REQUESTS if golden.name in described]
+    text = json.dumps({"transcript": CLIP_TRANSCRIPT, "requests": ordered}, indent=1, ensure_ascii=False)
+    listing.write_text(text + "\n", encoding="utf-8")
 
 
 def write_clip(base: Qwen3TTSModel) -> None:
@@ -142,16 +147,16 @@ def write_decoder(base: Qwen3TTSModel) -> None:
 
 def main() -> None:
     torch.set_num_threads(2)
-    folder = GOLDEN / "checkpoints"
-    if "--keep-checkpoints" not in sys.argv:
-        for kind in checkpoints.KINDS:
-            checkpoints.write(kind, folder / kind.name, CLIP)
-    wrappers = {
-        kind.name: Qwen3TTSModel.from_pretrained(str(folder / kind.name), dtype=torch.float32)
-        for kind in checkpoints.KINDS
-    }
-    write_clip(wrappers["base"])
-    write_decoder(wrappers["base"])
+    wanted = sys.argv[1:] or [kind.name for kind in checkpoints.KINDS]
+    kinds = [kind for kind in checkpoints.KINDS if kind.name in wanted]
+    wrappers = {}
+    for kind in kinds:
+        folder = GOLDEN / "checkpoints" / kind.name
+        checkpoints.write(kind, folder, CLIP)
+        wrappers[kind.name] = Qwen3TTSModel.from_pretrained(str(folder), dtype=torch.float32)
+    if "base" in wrappers:
+        write_clip(wrappers["base"])
+        write_decoder(wrappers["base"])
     write_requests(wrappers)
 
 

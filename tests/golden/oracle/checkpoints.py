@@ -38,7 +38,7 @@ class Kind:
 KINDS = (
     Kind("base", predictor=64, seed=21, eos_gain=0.9),
     Kind("custom_voice", predictor=WIDTH, seed=2, eos_gain=1.0),
-    Kind("voice_design", predictor=64, seed=13, eos_gain=1.0),
+    Kind("voice_design", predictor=64, seed=31, eos_gain=0.9),
 )
 
 
