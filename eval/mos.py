@@ -9,6 +9,7 @@ utmos:FILE a UTMOS TorchScript file of yours (float32 16 kHz [1, samples] -> sco
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from functools import lru_cache
@@ -69,7 +70,8 @@ class DistillMOS:
                 sys.modules["torchaudio"] = types.ModuleType("torchaudio")
         from distillmos import ConvTransformerSQAModel
 
-        self._model = ConvTransformerSQAModel().eval()
+        with contextlib.redirect_stdout(sys.stderr):  # it prints where its weights are; stdout is for results
+            self._model = ConvTransformerSQAModel().eval()
 
     @torch.inference_mode()
     def predict(self, pcm16k: np.ndarray) -> dict[str, float]:

@@ -66,6 +66,8 @@ class Run:
         Raises:
             EvalError: a dataset or voice that is not there; a folder that is not empty.
         """
+        for spec in settings.variants.values():
+            spec.check()
         dataset = _dataset(settings)
         facts = {
             "git": provenance.git(),
@@ -129,7 +131,7 @@ class Run:
         total = sum(not p.warmup for _, _, planned in blocks for p in planned) + len(have)
         opened: tuple[str, Target] | None = None
         done = len(have)
-        began = time.monotonic()
+        spent = 0.0  # in blocks, without the starting of engines
         try:
             for variant, cell, planned in blocks:
                 if self.stopped:
@@ -138,15 +140,17 @@ class Run:
                     if opened is not None:
                         await opened[1].close()  # the next engine needs its memory
                     opened = (variant, await self._start(variant, dataset))
-                fresh = done - len(have)
+                before, began = done, time.monotonic()
+                title = f"{cell.title} {variant}".strip()
 
-                def progress(count: int, cell=cell, variant=variant, done=done, fresh=fresh) -> None:
-                    spent = (time.monotonic() - began) / max(fresh + count, 1)
-                    left = spent * (total - done - count) if fresh + count else None
-                    title = f"{cell.title} {variant}".strip()
-                    self._report(Progress("load", title, done + count, total, left))
+                def progress(count: int, before=before, began=began, title=title, spent=spent) -> None:
+                    fresh = before + count - len(have)
+                    pace = (spent + time.monotonic() - began) / fresh if fresh else None
+                    left = None if pace is None else pace * (total - before - count)
+                    self._report(Progress("load", title, before + count, total, left))
 
                 done += await self._block(opened[1], variant, cell, planned, dataset, progress)
+                spent += time.monotonic() - began
         finally:
             if opened is not None:
                 await opened[1].close()

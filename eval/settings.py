@@ -36,6 +36,21 @@ class TargetSpec:
     server: dict[str, Any] = field(default_factory=dict)
     label: str = ""
 
+    def check(self) -> None:
+        """Refuse what cannot be opened, before anything is made or loaded.
+
+        Raises:
+            EvalError, ConfigError: which field, and what it may be.
+        """
+        if self.kind == "server":
+            from eval.http_target import ServerSettings
+
+            ServerSettings(**self.server)
+        elif self.kind in ("engine", "process"):
+            from engine.config import EngineConfig
+
+            EngineConfig.load(self.config, **self.overrides)
+
     def open(self) -> Target:
         """Start or connect; takes as long as the engine takes to load."""
         if self.kind == "server":

@@ -162,15 +162,16 @@ def badness(score: dict) -> tuple[float, int, float]:
 
 
 def worst(folder: RunFolder, count: int = WORST) -> list[tuple[RequestRow, dict]]:
-    """The `count` clips that a person should listen to first; one of each set of equal samples."""
+    """The `count` clips that a person should listen to first; one of those with the same samples, text and voice."""
     rows = {r.id: r for r in folder.rows()}
     chosen: list[tuple[RequestRow, dict]] = []
-    seen: set[str] = set()
+    seen: set[tuple[str, str, str]] = set()
     for score in sorted(folder.scores(), key=badness, reverse=True):
         row = rows.get(score["id"])
-        if row is not None and row.sha256 not in seen and len(chosen) < count:
-            seen.add(row.sha256)
-            chosen.append((row, score))
+        if row is None or (row.sha256, row.utterance, row.voice) in seen or len(chosen) == count:
+            continue
+        seen.add((row.sha256, row.utterance, row.voice))
+        chosen.append((row, score))
     return chosen
 
 

@@ -2,6 +2,7 @@
 
 It is not a stand-in for the engine: it is the ruler that the load driver is held against. The text of a request is its
 timetable, e.g. `{"chunks": [[0.05, 0.08], [0.30, 0.2]]}`: chunk of 0.08 s of audio sent 0.05 s after the request came.
+A text that is the transcript of a bundled clip is answered with that clip: speech whose words and speaker are known.
 """
 
 from __future__ import annotations
@@ -43,10 +44,19 @@ class KnownServer:
         self.peak = 0
         self.bodies: list[dict] = []
         self.port = 0
+        self.clips: dict[str, np.ndarray] = {}  # transcript -> int16 at 24 kHz
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
+
+    def recital(self, text: str) -> dict | None:
+        """The clip that says `text`, in chunks of half a second, one each 50 ms."""
+        if text not in self.clips:
+            return None
+        samples = self.clips[text]
+        cuts = range(0, samples.size, RATE // 2)
+        return {"chunks": [(0.05 * (i + 1), samples[at : at + RATE // 2].tobytes()) for i, at in enumerate(cuts)]}
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"data": [{"id": "known"}]})
@@ -55,7 +65,7 @@ class KnownServer:
         arrived = asyncio.get_running_loop().time()
         body = await request.json()
         self.bodies.append(body)
-        plan = json.loads(body["input"])
+        plan = self.recital(body["input"]) or json.loads(body["input"])
         if "status" in plan:
             return JSONResponse({"error": {"message": "as asked"}}, status_code=plan["status"])
         sse, wav = body["stream_format"] == "sse", body["response_format"] == "wav"
@@ -66,9 +76,9 @@ class KnownServer:
             try:
                 if wav and not sse:
                     yield wav_header()
-                for at, seconds in plan["chunks"]:
+                for at, sound in plan["chunks"]:
                     await asyncio.sleep(max(0.0, arrived + at - asyncio.get_running_loop().time()))
-                    data = pcm(seconds, plan.get("silent", False))
+                    data = sound if isinstance(sound, bytes) else pcm(sound, plan.get("silent", False))
                     yield (
                         _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
                         if sse
