@@ -82,9 +82,11 @@ class EngineTab:
             if profile != KEEP:
                 base = EngineConfig.load(profile, voices_dir=base.voices_dir, trace=base.trace)
             config = base.replace(**{"model": model.strip(), "talker.scheduler_mode": mode})
-            self.handle.restart(config)
+            fault = self.handle.restart(config, wait_s=1.5)  # a wrong path is found out at once
         except ChorusError as error:
             return f"⚠ {error.message}"
+        if fault is not None:
+            return f"⚠ {fault}"
         return "Restarting; the head of the page says when it is ready."
 
     def _errors(self) -> str:

@@ -39,6 +39,7 @@ class EngineHandle:
         self._status = Status("starting", "", time.monotonic(), 0)
         self._errors: list[tuple[float, str]] = []
         self._restarting: EngineConfig | None = None
+        self._fault: str | None = None  # of the last restart
 
     # ---- asking -------------------------------------------------------------------------------------------------
 
@@ -98,10 +99,11 @@ class EngineHandle:
             now = self.status
             self._status = Status(now.state, now.detail, now.since, now.version + 1)
 
-    def restart(self, config: EngineConfig, *, wait: bool = False) -> None:
+    def restart(self, config: EngineConfig, *, wait_s: float | None = None) -> str | None:
         """Load other settings in the background; requests meanwhile get `EngineClosed`.
 
-        Where they do not start, the engine goes back to the old ones and the error is noted.
+        Where they do not start, the engine goes on with the old ones and the error is noted; it is returned too if
+        it came within `wait_s` seconds.
 
         Raises:
             EngineClosed: it is starting or restarting already.
@@ -109,11 +111,11 @@ class EngineHandle:
         with self._lock:
             if self.status.state not in ("ready", "failed"):
                 raise EngineClosed(f"The engine is {self.status.state}; wait until it is ready.")
-            self._restarting = config
+            self._restarting, self._fault = config, None
         thread = threading.Thread(target=self._restart, args=(config,), name="engine-restart", daemon=True)
         thread.start()
-        if wait:
-            thread.join()
+        thread.join(wait_s)
+        return None if thread.is_alive() else self._fault
 
     def close(self) -> None:
         self._engine.close()
@@ -121,11 +123,11 @@ class EngineHandle:
     def _restart(self, config: EngineConfig) -> None:
         try:
             self._engine.restart(config)
-        except ChorusError as error:
-            self.note_error(error.message)
         except Exception as error:
-            log.exception("the restart failed")
-            self.note_error(f"{type(error).__name__}: {error}")
+            if not isinstance(error, ChorusError):
+                log.exception("the restart failed")
+            self._fault = error.message if isinstance(error, ChorusError) else f"{type(error).__name__}: {error}"
+            self.note_error(self._fault)
         finally:
             with self._lock:
                 self._restarting = None

@@ -13,7 +13,7 @@ import soundfile as sf
 
 from tests.page.conftest import VOICES, active, wait_idle
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 
 LONG = "The harbor was quiet when we left. By noon the wind had turned, and the boat was flying over the waves. " * 4
 
