@@ -162,15 +162,18 @@ def badness(score: dict) -> tuple[float, int, float]:
 
 
 def worst(folder: RunFolder, count: int = WORST) -> list[tuple[RequestRow, dict]]:
-    """The `count` clips that a person should listen to first; one of those with the same samples, text and voice."""
+    """The `count` clips that a person should listen to first; the worst take of each text, voice and seed."""
     rows = {r.id: r for r in folder.rows()}
     chosen: list[tuple[RequestRow, dict]] = []
-    seen: set[tuple[str, str, str]] = set()
+    seen: set[tuple] = set()
     for score in sorted(folder.scores(), key=badness, reverse=True):
         row = rows.get(score["id"])
-        if row is None or (row.sha256, row.utterance, row.voice) in seen or len(chosen) == count:
+        if row is None or len(chosen) == count:
             continue
-        seen.add((row.sha256, row.utterance, row.voice))
+        take = (row.variant, row.utterance, row.voice, row.seed)  # at another load it mostly sounds the same
+        if take in seen:
+            continue
+        seen.add(take)
         chosen.append((row, score))
     return chosen
 
