@@ -238,6 +238,40 @@ def test_takes_survive_a_reload_and_carry_their_settings(page, server):
     assert page.locator("#ch-takes li").count() == 0
 
 
+def test_two_takes_are_compared_at_the_same_moment(page):
+    for seed in ("4", "5"):
+        speak(page, SENTENCE, seed=seed)
+        wait_status(page, "Speaking", "Done", "Ended early")
+        page.wait_for_function("chorus.current.finished", timeout=60_000)
+        page.click("#stop")
+    page.locator("#ch-takes button:text-is('A/B')").nth(1).click()
+    page.locator("#ch-takes button:text-is('A/B')").nth(0).click()
+    page.click("#ch-compare button:has-text('seed 4')")
+    page.wait_for_function("chorus.current.seed === 4 && chorus.current.position > 24000")
+    page.click("#ch-compare button:has-text('seed 5')")
+    page.wait_for_function("chorus.current.seed === 5 && chorus.current.played > 0")
+    offset, length = page.evaluate("[chorus.current.offset, chorus.current.pcm.length]")
+    assert 24_000 < offset <= length
+    page.click("#stop")
+
+
+def test_a_voice_deleted_while_it_speaks_is_heard_to_the_end(page, server):
+    with (VOICES / "human_arctic.flac").open("rb") as clip:
+        form = {"name": "Passing", "consent": "true"}
+        answer = httpx.post(f"{server}/v1/audio/voices", data=form, files={"audio_sample": clip})
+    assert answer.status_code == 201, answer.text
+    page.reload()
+    page.wait_for_function("window.chorus !== undefined")
+    page.fill("#text textarea", SENTENCE)
+    settings = {"text": SENTENCE, "voice": "Passing", "language": "auto", "seed": "4"}
+    page.evaluate("settings => { chorus.speak(settings); }", settings)
+    wait_status(page, "Speaking")
+    assert httpx.delete(f"{server}/v1/audio/voices/Passing").status_code == 200
+    wait_status(page, "Done", "Ended early")
+    page.evaluate("settings => { chorus.speak(settings); }", settings)
+    assert "no voice" in wait_status(page, "no voice", "Speaking")
+
+
 def test_a_voice_is_saved_with_consent_only(page, server):
     page.get_by_label("Upload a clip").click()
     page.set_input_files("#upload input[type=file]", VOICES / "human_arctic.flac")

@@ -116,9 +116,10 @@ function onReport(report) {
   }
   take.played = report.played;
   take.gaps = report.gaps.map((gap) => ({ ...gap }));
-  wave.played = report.played;
+  take.position = (take.offset ?? 0) + report.played;
+  wave.played = take.position;
   wave.draw();
-  show("ch-time", `${(report.played / RATE).toFixed(1)} s`);
+  show("ch-time", `${(take.position / RATE).toFixed(1)} s`);
   show("ch-buffer", `${(report.queued / RATE).toFixed(1)} s`);
   const silent = report.gaps.reduce((sum, gap) => sum + gap.samples, 0) / RATE;
   show("ch-gaps", report.gaps.length ? `${report.gaps.length} gaps, ${silent.toFixed(1)} s` : "no gaps");
@@ -163,9 +164,11 @@ function keep(take, ending) {
   takes.add({ at: take.at, settings: take.settings, seed: take.seed, text: take.spoken, pcm: take.pcm, ending });
 }
 
-async function replay(kept) {
+// keepPosition: go on where the take that plays now is, to compare the two at the same words.
+async function replay(kept, keepPosition = false) {
+  const at = keepPosition && current && !current.over ? Math.min(current.position ?? 0, kept.pcm.length) : 0;
   stop("");
-  current = { ...kept, replay: true, finished: true, kept: true, received: kept.pcm.length, clickedAt: performance.now() };
+  current = { ...kept, offset: at, replay: true, finished: true, kept: true, received: kept.pcm.length, clickedAt: performance.now() };
   reset();
   wave.clear();
   wave.add(kept.pcm);
@@ -175,7 +178,7 @@ async function replay(kept) {
   status("Playing a take …", "busy");
   await player.open();
   player.begin(0);
-  player.push(kept.pcm.slice());
+  player.push(kept.pcm.slice(at));
   player.end();
 }
 

@@ -24,8 +24,9 @@ function store(mode, action) {
 
 export class Takes {
   constructor(replay) {
-    this.replay = replay; // (take) => void
+    this.replay = replay; // (take, keepPosition) => void
     this.list = [];
+    this.pair = []; // at most two takes to compare
     store("readonly", (takes) => takes.getAll()).then((all) => { this.list = (all ?? []).concat(this.list); this.render(); });
   }
 
@@ -53,6 +54,11 @@ export class Takes {
     if (!root) return;
     document.getElementById("ch-takes-box").hidden = !this.list.length;
     root.replaceChildren(...this.list.toReversed().map((take) => this.#row(take)));
+    this.pair = this.pair.filter((take) => this.list.includes(take));
+    const bar = document.getElementById("ch-compare");
+    bar.hidden = this.pair.length < 2;
+    bar.replaceChildren("Compare, switching at the same moment: ", ...this.pair.map((take, i) =>
+      button(`${"AB"[i]} · seed ${take.seed}`, `Hear take ${"AB"[i]} from where the other one is`, () => this.replay(take, true))));
   }
 
   #row(take) {
@@ -75,6 +81,10 @@ export class Takes {
       button("mp3", "Download as mp3", () => encoded(take.pcm, "mp3", name)),
       button("json", "Download the settings of this take", () => download(new Blob([settingsJson(take)], { type: "application/json" }), `${name}.json`)),
       button("curl", "Copy as a curl command", (event) => copy(event.currentTarget, curl(take))),
+      button(this.pair.includes(take) ? `is ${"AB"[this.pair.indexOf(take)]}` : "A/B", "Compare this take with another", () => {
+        this.pair = this.pair.includes(take) ? this.pair.filter((other) => other !== take) : [...this.pair, take].slice(-2);
+        this.render();
+      }),
       button("✕", "Forget this take", () => { this.#forget(take); this.render(); }),
     );
     row.append(actions);
