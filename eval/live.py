@@ -32,7 +32,7 @@ def chart(title: str, series: Sequence[Series], unit: str) -> str:
         return f"<figure><figcaption>{html.escape(title)}: nothing yet</figcaption></figure>"
     x = [p[0] for p in points]
     low_x, span_x = min(x), max(max(x) - min(x), 1e-9)
-    top = max(max(p[1] for p in points), 1e-9)
+    top = max(1e-9, *(p[1] for p in points))
     lines = []
     for i, s in enumerate(series):
         at = " ".join(

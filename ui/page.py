@@ -7,10 +7,14 @@ from typing import Any
 
 import gradio as gr
 
+from engine.config import EMBEDDED_MODEL
 from ui.clone_tab import CloneTab
 from ui.engine_tab import EngineTab
 from ui.handle import EngineHandle
+from ui.load_tab import LoadTab
+from ui.quality_tab import QualityTab
 from ui.references import References
+from ui.run_manager import RunManager
 from ui.voices_tab import VoicesTab
 
 HEAD = """
@@ -50,7 +54,7 @@ def theme() -> gr.themes.Base:
     )
 
 
-def build(handle: EngineHandle, references: References) -> gr.Blocks:
+def build(handle: EngineHandle, references: References, runs: RunManager) -> gr.Blocks:
     """The Gradio page; everything it needs of the engine it asks the handle for."""
     with gr.Blocks(title="Chorus", analytics_enabled=False) as page:
         gr.HTML(
@@ -63,6 +67,10 @@ def build(handle: EngineHandle, references: References) -> gr.Blocks:
                 clone = CloneTab(handle, references, tab)
             with gr.Tab("Voices", id="voices"):
                 voices = VoicesTab(handle)
+            with gr.Tab("Load", id="load"):
+                load = LoadTab(handle, runs)
+            with gr.Tab("Quality", id="quality"):
+                quality = QualityTab(handle, runs)
             with gr.Tab("Engine", id="engine"):
                 engine = EngineTab(handle)
 
@@ -73,11 +81,14 @@ def build(handle: EngineHandle, references: References) -> gr.Blocks:
             """Update what depends on the engine, when it changed since this browser last looked."""
             now = handle.status.version
             if now == version:
-                return [gr.skip()] * (1 + len(followers)) + engine.tick()
+                return [gr.skip()] * (1 + len(followers)) + ticks()
             fresh = [*clone.refresh(*values[:4]), *voices.refresh(values[4]), *engine.refresh()]
-            return [now, banner_html(handle), *fresh, *engine.tick()]
+            return [now, banner_html(handle), *fresh, *ticks()]
 
-        outputs = [seen, *followers, *engine.live]
+        def ticks() -> list[Any]:
+            return [*engine.tick(), *load.tick(), *quality.tick()]
+
+        outputs = [seen, *followers, *engine.live, *load.live, *quality.live]
         for trigger in (page.load, gr.Timer(POLL_S).tick):
             trigger(follow, [seen, *chosen], outputs, show_progress="hidden", queue=False)
     return page
@@ -101,6 +112,13 @@ def banner_html(handle: EngineHandle) -> str:
             "Random weights",
             f"{info.model} has never been trained: it makes noise, not speech. It shows the machinery and its speed; "
             "load a trained checkpoint with --model.",
+        )
+    if handle.config.model == EMBEDDED_MODEL:
+        return _banner(
+            "info",
+            "The embedded voice",
+            "a small model made for this project so that the page speaks without a download. English only, and far "
+            "from a published Qwen3-TTS checkpoint, which --model or the Engine tab loads.",
         )
     about = f"{info.model}, {info.task}, on {info.device_name}, {info.dtype}."
     return _banner("info", "Ready", about)

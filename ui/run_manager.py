@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Job:
     name: str
     kind: str  # "load" | "quality"
     run: Run
-    progress: Progress = Progress("prepare", "", 0, 1)
+    progress: Progress = field(default_factory=lambda: Progress("prepare", "", 0, 1))
     rows: list[RequestRow] = field(default_factory=list)
     error: str = ""
     running: bool = True
@@ -70,7 +70,7 @@ class RunManager:
                 self.folder / name,
                 settings,
                 on_progress=lambda progress: setattr(job, "progress", progress),
-                on_row=lambda row: job.rows.append(row),
+                on_row=lambda row: job.rows.append(row),  # noqa: PLW0108 - the job is made below
                 open_target=self._open,
             )
             job = self.job = Job(name, kind, run)
@@ -152,7 +152,8 @@ class RunManager:
         left, right = self.open(a), self.open(b)
         variants = [list(f.settings.variants) for f in (left, right)]
         if a == b and len(variants[0]) == 2:
-            return compare.compare(*(replace(compare.Side.of(left, v), label=v) for v in variants[0]))
+            one, other = (compare.Side.of(left, v) for v in variants[0])
+            return compare.compare(one, other)
         if len(variants[0]) > 1 or len(variants[1]) > 1:
             raise RunFolderError("an A/B run is compared with itself: choose it on both sides", field="run")
         return compare.compare(compare.Side.of(left, "", label=a), compare.Side.of(right, "", label=b))

@@ -16,9 +16,10 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from engine.server import create_app
-from ui import page, routes
+from ui import page, routes, run_routes
 from ui.handle import EngineHandle
 from ui.references import References
+from ui.run_manager import RunManager
 
 MAX_UPLOAD = "64mb"
 
@@ -28,12 +29,14 @@ def create(handle: EngineHandle, *, password: str | None = None) -> FastAPI:
     app = create_app(handle.raw)  # /v1/..., /health, /ready, /metrics
     references = References()
     app.include_router(routes.router(handle, references))
+    runs = RunManager(handle)
+    app.include_router(run_routes.router(runs))
     app.mount("/chorus/static", routes.static_files())
     if password:
         app.add_middleware(BasicPassword, password=password)
     return gr.mount_gradio_app(
         app,
-        page.build(handle, references),
+        page.build(handle, references, runs),
         path="/",
         theme=page.theme(),
         head=page.HEAD,
