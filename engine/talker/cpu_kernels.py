@@ -4,16 +4,22 @@ At batch 1 a frame of a small talker is some 500 torch operations of a few micro
 Here it is a handful of calls, each without the interpreter lock. Rows of a batch are computed independently of each
 other and always in the same order, so a row's result does not depend on what else is in the batch.
 
+Matrices may be stored as the upper halves of float32 (bfloat16, as uint16): where that loses nothing, and published
+checkpoints are bfloat16, it halves the memory traffic that bounds a small batch. The arithmetic stays float32.
+
 All functions live in one file on purpose: Numba's on-disk cache notices changes of a function's own file only.
 Arrays are C-contiguous float32 unless said otherwise.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 # Sums may be reordered and contracted (that is what vectorises them); infinities and NaN keep their meaning.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
@@ -29,7 +35,7 @@ TEMPERATURE, TOP_P, PENALTY, SUB_TEMPERATURE, SUB_TOP_P = 0, 1, 2, 3, 4
 
 
 class LayerArrays(NamedTuple):
-    """One decoder layer, as in layers.DecoderLayer."""
+    """One decoder layer, as in layers.DecoderLayer. Matrices float32 or uint16, norms float32."""
 
     input_norm: np.ndarray
     qkv: np.ndarray
@@ -42,7 +48,8 @@ class LayerArrays(NamedTuple):
 
 
 class PredictorArrays(NamedTuple):
-    """The code predictor, as in predictor.CodePredictor; the arrays of `layers` are stacked over layers."""
+    """The code predictor, as in predictor.CodePredictor; the arrays of `layers` are stacked over layers. Heads and
+    projection float32 or uint16, as the layers' matrices; the rest float32."""
 
     layers: LayerArrays
     norm: np.ndarray
@@ -65,19 +72,41 @@ class SlotArrays(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory for R rows; pairs of names share memory, once as float32 and once as its bits (int32)."""
+    """Working memory for R rows."""
 
     query: np.ndarray  # [2R, heads, d] of the predictor
     key: np.ndarray  # [2R, kv_heads, d]
     value: np.ndarray
     logits: np.ndarray  # [R, V]
-    bits: np.ndarray
-    mass: np.ndarray  # [V]
     first_logits: np.ndarray  # [R, spoken + 1]
-    first_bits: np.ndarray
-    first_mass: np.ndarray
-    scale: np.ndarray  # [I] of the predictor
-    powers: np.ndarray
+    order: np.ndarray  # int32, as long as the longer of the two
+    mass: np.ndarray
+
+
+@intrinsic
+def widen(context: Any, value: Any) -> Any:
+    """A stored matrix element as float32: itself, or a uint16 as the upper half of the bits."""
+
+    def same(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return arguments[0]
+
+    def upper(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = builder.shl(builder.zext(arguments[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(word, ir.FloatType())
+
+    return types.float32(value), upper if value == types.uint16 else same
+
+
+@intrinsic
+def as_float(context: Any, bits: Any) -> Any:
+    """The float32 with these bits (int32)."""
+    return types.float32(types.int32), lambda _, builder, signature, a: builder.bitcast(a[0], ir.FloatType())
+
+
+@intrinsic
+def as_bits(context: Any, value: Any) -> Any:
+    """The bits (int32) of a float32."""
+    return types.int32(types.float32), lambda _, builder, signature, a: builder.bitcast(a[0], ir.IntType(32))
 
 
 @jit
@@ -105,16 +134,16 @@ def linear(x, count, weight, out):
             a = b = c = d = np.float32(0)
             for k in range(inner):
                 value = row[k]
-                a += value * w0[k]
-                b += value * w1[k]
-                c += value * w2[k]
-                d += value * w3[k]
+                a += value * widen(w0[k])
+                b += value * widen(w1[k])
+                c += value * widen(w2[k])
+                d += value * widen(w3[k])
             out[m, n], out[m, n + 1], out[m, n + 2], out[m, n + 3] = a, b, c, d
     for n in range(whole, width):
         for m in range(count):
             a = np.float32(0)
             for k in range(inner):
-                a += x[m, k] * weight[n, k]
+                a += x[m, k] * widen(weight[n, k])
             out[m, n] = a
 
 
@@ -131,24 +160,26 @@ def rms_norm(x, count, weight, eps, out):
 
 
 @jit
-def swiglu(gate_up, count, out, powers, scale):
-    """out = silu(gate) * up. exp is a polynomial times a power of two built from its bits, which vectorises; relative
-    error below 1e-7. powers [I] int32 is scratch, scale the same memory as float32."""
+def exponential(x):
+    """exp of a float32, relative error below 2e-7: a polynomial times a power of two made of its bits. Unlike the
+    library's it vectorises. Clamped to +-87, where float32 ends."""
+    t = min(max(x * LOG2_E, np.float32(-126)), np.float32(126))
+    whole = np.floor(t + np.float32(0.5))
+    r = (t - whole) * LN_2
+    series = np.float32(1 / 720) + r * np.float32(1 / 5040)
+    series = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * series)
+    series = np.float32(1) + r * (np.float32(1) + r * (np.float32(1 / 2) + r * (np.float32(1 / 6) + r * series)))
+    return series * as_float((np.int32(whole) + np.int32(127)) << np.int32(23))
+
+
+@jit
+def swiglu(gate_up, count, out):
+    """out [M, I] = silu(gate) * up."""
     width = out.shape[1]
     for m in range(count):
         row, result = gate_up[m], out[m]
         for i in range(width):
-            t = min(max(-row[i] * LOG2_E, np.float32(-126)), np.float32(126))
-            whole = np.floor(t + np.float32(0.5))
-            r = (t - whole) * LN_2
-            result[i] = np.float32(1) + r * (
-                np.float32(1)
-                + r * (np.float32(1 / 2) + r * (np.float32(1 / 6) + r * (np.float32(1 / 24)
-                + r * (np.float32(1 / 120) + r * (np.float32(1 / 720) + r * np.float32(1 / 5040))))))
-            )  # fmt: skip
-            powers[i] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-        for i in range(width):
-            result[i] = row[i] / (np.float32(1) + result[i] * scale[i]) * row[width + i]
+            result[i] = row[i] / (np.float32(1) + exponential(-row[i])) * row[width + i]
 
 
 @jit
@@ -186,9 +217,9 @@ def before_attention(x, count, layer, table, positions, eps, query, key, value):
 
 
 @jit
-def after_attention(x, count, attended, layer, eps, powers, scale):
+def after_attention(x, count, attended, layer, eps):
     """Adds attention's output projection and the SwiGLU block to the first `count` rows of x [M, H], in place.
-    attended [M, heads * d]; powers and scale as in swiglu."""
+    attended [M, heads * d]."""
     hidden, inner = x.shape[1], layer.down.shape[1]
     added, normed = np.empty((count, hidden), np.float32), np.empty((count, hidden), np.float32)
     gate_up, active = np.empty((count, 2 * inner), np.float32), np.empty((count, inner), np.float32)
@@ -197,7 +228,7 @@ def after_attention(x, count, attended, layer, eps, powers, scale):
         add(added[m], x[m])
     rms_norm(x, count, layer.post_norm, eps, normed)
     linear(normed, count, layer.gate_up, gate_up)
-    swiglu(gate_up, count, active, powers, scale)
+    swiglu(gate_up, count, active)
     linear(active, count, layer.down, added)
     for m in range(count):
         add(added[m], x[m])
@@ -238,12 +269,9 @@ def uniform(seed, frame, group):
 
 
 @jit
-def draw_code(logits, bits, draw, temperature, top_k, top_p, mass):
+def draw_code(logits, draw, temperature, top_k, top_p, order, mass):
     """As sampler.sample, for one row [V]. Thresholds are found by bisection over the bits of the logits, read as
-    integers of the same order, so nothing is sorted.
-
-    bits: the memory of logits as int32, overwritten; mass [V] is scratch.
-    """
+    integers of the same order, so nothing is sorted. order (int32) and mass are scratch of at least V."""
     size = logits.shape[0]
     best = 0
     for i in range(size):
@@ -252,19 +280,18 @@ def draw_code(logits, bits, draw, temperature, top_k, top_p, mass):
     if temperature <= 0:
         return best
     peak, scale, total = logits[best], np.float32(1) / max(temperature, COLDEST), np.float32(0)
-    for i in range(size):
-        mass[i] = (logits[i] - peak) * scale
     least = np.int32(0x7FFFFFFF)
     for i in range(size):
-        bits[i] = bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
-        least = min(least, bits[i])
-    low, high = np.int64(least), np.int64(bits[best])  # the k-th largest lies in [low, high]
+        bits = as_bits(logits[i])
+        order[i] = bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
+        least = min(least, order[i])
+    low, high = np.int64(least), np.int64(order[best])  # the k-th largest lies in [low, high]
     if top_k < size:
         while low < high:
             middle = (low + high + 1) >> 1
             limit, count = np.int32(middle), np.int32(0)
             for i in range(size):
-                count += bits[i] >= limit
+                count += order[i] >= limit
             if count >= top_k:
                 low = middle
                 if count == top_k:
@@ -273,18 +300,15 @@ def draw_code(logits, bits, draw, temperature, top_k, top_p, mass):
                 high = middle - 1
     kept = np.int32(low)
     for i in range(size):
-        if bits[i] >= kept:
-            mass[i] = np.exp(mass[i])
-            total += mass[i]
-        else:
-            mass[i] = np.float32(0)
+        mass[i] = exponential((logits[i] - peak) * scale) if order[i] >= kept else np.float32(0)
+        total += mass[i]
     if top_p < 1:
-        low, high = np.int64(kept), np.int64(bits[best])  # the least value whose larger ones weigh less than top_p
+        low, high = np.int64(kept), np.int64(order[best])  # the least value whose larger ones weigh less than top_p
         while low < high:
             middle = (low + high) >> 1
             limit, above = np.int32(middle), np.float32(0)
             for i in range(size):
-                if bits[i] > limit:
+                if order[i] > limit:
                     above += mass[i]
             if above < top_p * total:
                 high = middle
@@ -292,7 +316,7 @@ def draw_code(logits, bits, draw, temperature, top_k, top_p, mass):
                 low = middle + 1
         kept, total = np.int32(low), np.float32(0)
         for i in range(size):
-            if bits[i] < kept:
+            if order[i] < kept:
                 mass[i] = np.float32(0)
             total += mass[i]
     target, reached, last = draw * total, np.float32(0), best
@@ -318,7 +342,7 @@ def attend(query, keys, values, last, scale, scores, out, start):
     for k in range(dim):
         out[start + k] = np.float32(0)
     for t in range(last + 1):
-        row, weight = values[t], np.exp(scores[t] - peak)
+        row, weight = values[t], exponential(scores[t] - peak)
         total += weight
         for k in range(dim):
             out[start + k] += weight * row[k]
@@ -369,7 +393,7 @@ def predict(hidden, count, first, slot, frame, slots, p, scratch, eps, codes):
                 for h in range(heads):
                     known, held = keys[index, i // per, h // repeat], values[index, i // per, h // repeat]
                     attend(scratch.query[i, h], known, held, positions[i], scale, scores, attended[i], h * dim)
-            after_attention(x, n, attended, layer, eps, scratch.powers, scratch.scale)
+            after_attention(x, n, attended, layer, eps)
         if group == 0:
             for r in range(count):
                 copy(x[2 * r + 1], x[r])
@@ -379,11 +403,11 @@ def predict(hidden, count, first, slot, frame, slots, p, scratch, eps, codes):
             s = slot[r]
             codes[r, group + 1] = draw_code(
                 scratch.logits[r],
-                scratch.bits[r],
                 uniform(slots.integers[s, SEED], frame[r], group + 1),
                 slots.reals[s, SUB_TEMPERATURE],
                 slots.integers[s, SUB_TOP_K],
                 slots.reals[s, SUB_TOP_P],
+                scratch.order,
                 scratch.mass,
             )
             if group + 2 < groups:
@@ -408,54 +432,11 @@ def first_codes(hidden, count, slot, frame, slots, head, spoken, eos, scratch, f
             row[spoken] = -np.inf
         code = draw_code(
             row,
-            scratch.first_bits[r],
             uniform(slots.integers[s, SEED], frame[r], 0),
             slots.reals[s, TEMPERATURE],
             slots.integers[s, TOP_K],
             slots.reals[s, TOP_P],
-            scratch.first_mass,
+            scratch.order,
+            scratch.mass,
         )
         first[r] = code if code < spoken else eos
-
-
-@jit
-def speak(hidden, slot, frame, valid, slots, head, spoken, eos, p, scratch, eps, end_token, tokens, report):
-    """From the talker's hidden states [R, H] to codes: draws, predicts and stores them.
-
-    Fills tokens [R] int64 (what vLLM is told) and report [R, 2 + G] int64 (ticket, frame, codes).
-    Returns the number of report rows: rows that are valid and not the end. A frame that is already stored is kept:
-    a step repeated after a preemption must not change what was heard.
-    """
-    rows = hidden.shape[0]
-    states = np.empty((rows, hidden.shape[1]), np.float32)
-    origin, s, f = np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int64)
-    first = np.empty(rows, np.int64)
-    count = 0
-    for r in range(rows):
-        tokens[r] = 0
-        if valid[r]:
-            stored = slots.codes[slot[r], frame[r], 0]
-            tokens[r] = end_token if stored == eos else slot[r]
-            if stored < 0:
-                copy(hidden[r], states[count])
-                origin[count], s[count], f[count] = r, slot[r], frame[r]
-                count += 1
-    first_codes(states, count, s, f, slots, head, spoken, eos, scratch, first)
-    going = 0
-    for i in range(count):
-        slots.seen_at[s[i], first[i]] = min(slots.seen_at[s[i], first[i]], np.int32(f[i]))
-        if first[i] == eos:
-            slots.codes[s[i], f[i], 0] = eos
-            tokens[origin[i]] = end_token
-        else:
-            copy(states[i], states[going])
-            s[going], f[going], first[going] = s[i], f[i], first[i]
-            going += 1
-    codes = np.empty((going, slots.codes.shape[2]), np.int64)
-    if going > 0:
-        predict(states, going, first, s, f, slots, p, scratch, eps, codes)
-    for i in range(going):
-        copy(codes[i], slots.codes[s[i], f[i]])
-        report[i, 0], report[i, 1] = slots.integers[s[i], TICKET], f[i]
-        copy(codes[i], report[i, 2:])
-    return going

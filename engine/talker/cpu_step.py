@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import nn
 
 from engine.talker import cpu_kernels as kernels
 from engine.talker.geometry import CONTROL_IDS
 from engine.talker.layers import decoder_layers, rms_norm
+from engine.talker.slots import TICKET
 from engine.talker.torch_step import TorchStep
 
 if TYPE_CHECKING:
@@ -21,31 +23,43 @@ if TYPE_CHECKING:
 KERNEL_ROWS = 24
 
 
+MATRICES = ("qkv", "output", "gate_up", "down")
+
+
 def _array(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().contiguous().numpy()
 
 
-def _layer(layer: DecoderLayer) -> kernels.LayerArrays:
-    return kernels.LayerArrays(*[_array(getattr(layer, name)) for name in kernels.LayerArrays._fields])
+def _matrix(tensor: torch.Tensor, halves: bool) -> np.ndarray:
+    """As cpu_kernels stores matrices: the tensor itself, or the upper halves of its elements."""
+    array = _array(tensor)
+    return (array.view(np.uint32) >> 16).astype(np.uint16) if halves else array
+
+
+def _are_halves(model: nn.Module) -> bool:
+    """Whether every matrix is bfloat16 in value, so that nothing is lost by storing it so."""
+    return all(bool((p.view(torch.int32) & 0xFFFF).eq(0).all()) for p in model.parameters() if p.dim() > 1)
+
+
+def _layer(layer: DecoderLayer, halves: bool) -> kernels.LayerArrays:
+    arrays = {
+        name: _matrix(getattr(layer, name), halves) if name in MATRICES else _array(getattr(layer, name))
+        for name in kernels.LayerArrays._fields
+    }
+    return kernels.LayerArrays(**arrays)
 
 
 def _scratch(model: TalkerModel, spoken: int) -> kernels.Scratch:
-    g, rows = model.geometry.predictor, model.max_rows
-    logits = np.empty((rows, model.geometry.predictor_vocab), np.float32)
-    first = np.empty((rows, spoken + 1), np.float32)
-    scale = np.empty(g.intermediate, np.float32)
+    g, rows, size = model.geometry.predictor, model.max_rows, model.geometry.predictor_vocab
+    longest = max(size, spoken + 1)
     return kernels.Scratch(
         query=np.empty((2 * rows, g.heads, g.head_dim), np.float32),
         key=np.empty((2 * rows, g.kv_heads, g.head_dim), np.float32),
         value=np.empty((2 * rows, g.kv_heads, g.head_dim), np.float32),
-        logits=logits,
-        bits=logits.view(np.int32),
-        mass=np.empty(logits.shape[1], np.float32),
-        first_logits=first,
-        first_bits=first.view(np.int32),
-        first_mass=np.empty(first.shape[1], np.float32),
-        scale=scale,
-        powers=scale.view(np.int32),
+        logits=np.empty((rows, size), np.float32),
+        first_logits=np.empty((rows, spoken + 1), np.float32),
+        order=np.empty(longest, np.int32),
+        mass=np.empty(longest, np.float32),
     )
 
 
@@ -61,28 +75,27 @@ class CpuStep(TorchStep):
         self.spoken = min(geometry.vocab - CONTROL_IDS, geometry.eos)
         self.table = self.rotary.numpy()
         self.scratch = _scratch(model, self.spoken)
-        scale = np.empty(geometry.talker.intermediate, np.float32)
-        self.powers, self.scale = scale.view(np.int32), scale
         self._report = np.empty((0, 2 + geometry.groups), np.int64)
 
     def finish_loading(self) -> None:
-        predictor, empty = self.model.predictor, np.empty(0, np.float32)
-        projection = (empty.reshape(0, 0), empty)
+        predictor, halves = self.model.predictor, _are_halves(self.model)
+        projection, bias = np.empty((0, 0), np.uint16 if halves else np.float32), np.empty(0, np.float32)
         if self.model.geometry.has_projection:
-            projection = (_array(predictor.projection), _array(predictor.projection_bias))
-        layers = [_layer(layer) for layer in decoder_layers(predictor.layers)]
+            projection, bias = _matrix(predictor.projection, halves), _array(predictor.projection_bias)
+        layers = [_layer(layer, halves) for layer in decoder_layers(predictor.layers)]
         self.predictor = kernels.PredictorArrays(
             kernels.LayerArrays(*[np.stack(arrays) for arrays in zip(*layers, strict=True)]),
             _array(predictor.norm),
-            _array(predictor.heads),
-            *projection,
+            _matrix(predictor.heads, halves),
+            projection,
+            bias,
             _array(predictor.projected),
             _array(predictor.projected_first),
             _array(predictor.rotary),
         )
-        self.layer_arrays = [_layer(layer) for layer in decoder_layers(self.model.layers)]
+        self.layer_arrays = [_layer(layer, halves) for layer in decoder_layers(self.model.layers)]
         head = self.model.head
-        self.head = _array(torch.cat([head[: self.spoken], head[self.model.geometry.eos, None]]))
+        self.head = _matrix(torch.cat([head[: self.spoken], head[self.model.geometry.eos, None]]), halves)
         self.embeddings = _array(predictor.first_embedding), _array(predictor.embeddings)
 
     def inputs(self, ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -112,31 +125,31 @@ class CpuStep(TorchStep):
         for layer, attention in zip(self.layer_arrays, self.model.attentions, strict=True):
             kernels.before_attention(rows, count, layer, self.table, where, g.eps, *arrays)
             attended = attention(*flat).numpy()
-            kernels.after_attention(rows, count, attended, layer, g.eps, self.powers, self.scale)
+            kernels.after_attention(rows, count, attended, layer, g.eps)
         return rms_norm(x, self.model.norm, g.eps)
 
     def speak(self, hidden: torch.Tensor, slot: torch.Tensor, frame: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        g, count = self.model.geometry, hidden.shape[0]
-        tokens = torch.empty(count, dtype=torch.int64)
-        report = np.empty((count, 2 + g.groups), np.int64)
-        made = kernels.speak(
-            hidden.contiguous().numpy(),
-            slot.numpy(),
-            frame.numpy(),
-            valid.numpy(),
-            self.slots,
-            self.head,
-            self.spoken,
-            g.eos,
-            self.predictor,
-            self.scratch,
-            g.predictor.eps,
-            self.model.end_token,
-            tokens.numpy(),
-            report,
-        )
-        self._report = report[:made]
-        return tokens
+        g, state = self.model.geometry, self.slots
+        slots, frames, real = slot.numpy(), frame.numpy(), valid.numpy()
+        stored = state.codes[slots, np.where(real, frames, 0), 0]
+        tokens = np.where(real, np.where(stored == g.eos, self.model.end_token, slots), 0)
+        # A frame that is already stored stays: a step repeated after a preemption must not change what was heard.
+        fresh = np.flatnonzero(real & (stored < 0))
+        states, s, f = hidden.numpy()[fresh], slots[fresh], frames[fresh]
+        first = np.empty(len(fresh), np.int64)
+        kernels.first_codes(states, len(s), s, f, state, self.head, self.spoken, g.eos, self.scratch, first)
+        state.seen_at[s, first] = np.minimum(state.seen_at[s, first], f)
+        ended = first == g.eos
+        state.codes[s[ended], f[ended], 0] = g.eos
+        tokens[fresh[ended]] = self.model.end_token
+        if ended.any():  # the end has no other codes
+            states, s, f, first = states[~ended], s[~ended], f[~ended], first[~ended]
+        codes = np.empty((len(s), g.groups), np.int64)
+        if len(s):
+            kernels.predict(states, len(s), first, s, f, state, self.predictor, self.scratch, g.predictor.eps, codes)
+        state.codes[s, f] = codes
+        self._report = np.column_stack([state.integers[s, TICKET], f, codes])
+        return torch.from_numpy(tokens)
 
     def reported(self, rows: int) -> torch.Tensor:
         return torch.from_numpy(self._report)

@@ -24,7 +24,8 @@ from engine.talker.slots import PromptRows, SlotOptions, SlotPool
 class Weights(Protocol):
     """What the talker asks of a checkpoint (engine/checkpoint.py)."""
 
-    config: dict[str, Any]
+    @property
+    def config(self) -> dict[str, Any]: ...
 
     def tensors(self, prefix: str = "") -> Iterable[tuple[str, torch.Tensor]]: ...
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from engine.talker import cpu_kernels as kernels
-from engine.talker.cpu_step import CpuStep, _layer, _scratch
+from engine.talker.cpu_step import CpuStep, _are_halves, _layer, _matrix
 from engine.talker.geometry import StackGeometry, TalkerGeometry
 from engine.talker.layers import DecoderLayer, rms_norm, rotary_table
 from engine.talker.model import TalkerModel
@@ -40,13 +38,13 @@ def before(x: np.ndarray, made: DecoderLayer, positions: np.ndarray) -> tuple[np
     g, count = GEOMETRY, len(x)
     query, key, value = (np.empty((count, n, g.head_dim), np.float32) for n in (g.heads, g.kv_heads, g.kv_heads))
     table = rotary_table(g, 50).numpy()
-    kernels.before_attention(x, count, _layer(made), table, positions, g.eps, query, key, value)
+    kernels.before_attention(x, count, _layer(made, False), table, positions, g.eps, query, key, value)
     return query, key, value
 
 
 def after(x: np.ndarray, made: DecoderLayer, attended: np.ndarray) -> np.ndarray:
-    x, scale = x.copy(), np.empty(GEOMETRY.intermediate, np.float32)
-    kernels.after_attention(x, len(x), attended, _layer(made), GEOMETRY.eps, scale.view(np.int32), scale)
+    x = x.copy()
+    kernels.after_attention(x, len(x), attended, _layer(made, False), GEOMETRY.eps)
     return x
 
 
@@ -58,17 +56,39 @@ def test_linear(width):
     assert (out[4] == 0).all()
 
 
-def test_swiglu_is_accurate_over_the_whole_range():
+def test_linear_with_halves_is_the_same_to_the_bit():
+    x, out, expected = arrays(3, 40), np.zeros((3, 18), np.float32), np.zeros((3, 18), np.float32)
+    weight = torch.from_numpy(arrays(18, 40, seed=1)).bfloat16().float()
+    kernels.linear(x, 3, weight.numpy(), expected)
+    kernels.linear(x, 3, _matrix(weight, True), out)
+    assert _matrix(weight, True).dtype == np.uint16
+    assert np.array_equal(out, expected)
+
+
+def test_halves_are_used_only_where_they_lose_nothing():
+    model = Parts(geometry_config())
+    assert not _are_halves(model)
+    for weight in model.parameters():
+        weight.data.copy_(weight.data.bfloat16())
+    assert _are_halves(model)
+    model.predictor.layers[1].down.data[0, 0] += 1e-6
+    assert not _are_halves(model)
+
+
+def test_exponential_and_swiglu_are_accurate_over_the_whole_range():
     gate = np.linspace(-200, 200, 4001, dtype=np.float32)[None]
-    up = np.ones_like(gate)
-    out, scale = np.empty_like(gate), np.empty(gate.shape[1], np.float32)
-    kernels.swiglu(np.concatenate([gate, up], axis=1), 1, out, scale.view(np.int32), scale)
-    wide = torch.from_numpy(gate).double()
-    expected = F.silu(wide).numpy()
+    up, out = np.ones_like(gate), np.empty_like(gate)
+    kernels.swiglu(np.concatenate([gate, up], axis=1), 1, out)
+    expected = F.silu(torch.from_numpy(gate).double()).numpy()
     inside = np.abs(gate) < 80
     np.testing.assert_allclose(out[inside], expected[inside], rtol=1e-6, atol=1e-12)
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out, expected, atol=1e-30, rtol=1e-5)
+    values = np.linspace(-80, 80, 997, dtype=np.float32)
+    ours = np.array([kernels.exponential(value) for value in values])
+    np.testing.assert_allclose(ours, np.exp(values.astype(np.float64)), rtol=5e-6)  # t - floor(t) has 7 digits at 80
+    near = np.abs(values) < 1
+    np.testing.assert_allclose(ours[near], np.exp(values[near].astype(np.float64)), rtol=3e-7)
 
 
 def test_layer_halves_are_those_of_torch():
@@ -98,7 +118,7 @@ def test_a_row_does_not_depend_on_its_batch():
 class Parts(TalkerModel):
     """What a step needs of the model, without vLLM's attention."""
 
-    def __init__(self, config, slots=5, frames=30) -> None:
+    def __init__(self, config, halves=False, slots=5, frames=30) -> None:
         torch.nn.Module.__init__(self)
         g = self.geometry = TalkerGeometry.from_config(config)
         self.max_rows, self.max_positions, self.end_token = slots, 64, slots + 1
@@ -109,14 +129,20 @@ class Parts(TalkerModel):
         torch.manual_seed(1)
         for name, weight in self.named_parameters():
             weight.data.normal_(0, 0.15) if not name.endswith("norm") else weight.data.normal_(1, 0.1)
+            if halves:
+                weight.data.copy_(weight.data.bfloat16())
         self.predictor.finish_loading()
 
 
-@pytest.mark.parametrize("config", [geometry_config(), geometry_config(width=128, groups=8)], ids=["16", "8, no proj."])
+@pytest.mark.parametrize(
+    "config, halves",
+    [(geometry_config(), True), (geometry_config(width=128, groups=8), True), (geometry_config(groups=4), False)],
+    ids=["16 groups", "8 groups, no projection", "float32 matrices"],
+)
 @torch.inference_mode()
-def test_a_whole_frame_is_that_of_torch(config):
+def test_a_whole_frame_is_that_of_torch(config, halves):
     """Codes, tokens, stored state and report; sampled, greedy, top-p, ended, invalid and repeated rows in one batch."""
-    models = [Parts(config), Parts(config)]
+    models = [Parts(config, halves), Parts(config, halves)]
     steps = [TorchStep(models[0]), CpuStep(models[1])]
     settings = [{}, {"do_sample": False, "subtalker_do_sample": False}, {"top_p": 0.7, "subtalker_top_p": 0.8},
                 {"top_k": 0, "subtalker_top_k": 0, "min_frames": 0}, {"repetition_penalty": 3.0}]  # fmt: skip
@@ -126,7 +152,7 @@ def test_a_whole_frame_is_that_of_torch(config):
             options = SlotOptions(seed=slot, max_frames=30, **changes)
             model.slots.write(slot, 100 + slot, prompt(slot, 10 + slot), options)
     generator, ended = torch.Generator().manual_seed(3), 0
-    for frame in range(12):
+    for frame in range(10):
         hidden = torch.randn(5, models[0].geometry.talker.hidden, generator=generator)
         if frame == 9:  # make the end all but certain for one row
             eos = models[0].head[models[0].geometry.eos]
@@ -153,14 +179,6 @@ def test_a_whole_frame_is_that_of_torch(config):
         ours, theirs = (step.inputs(ids, positions) for step in reversed(steps))
         torch.testing.assert_close(ours[0][:3], theirs[0][:3], rtol=1e-5, atol=1e-5)
         assert torch.equal(ours[1], theirs[1]) and torch.equal(ours[2], theirs[2])
-
-
-def test_scratch_pairs_share_memory():
-    model = SimpleNamespace(geometry=TalkerGeometry.from_config(geometry_config()), max_rows=3)
-    scratch = _scratch(model, 96)
-    for real, bits in ((scratch.logits, scratch.bits), (scratch.scale, scratch.powers)):
-        real.fill(1.0)
-        assert (bits == 0x3F800000).all()
 
 
 def test_rms_norm():

@@ -35,17 +35,9 @@ def drawn(row: torch.Tensor, draws: torch.Tensor, temperature: float, top_k: int
     """Codes of the compiled kernel for one distribution and many uniform numbers."""
     size, codes = row.shape[0], []
     for draw in draws.numpy():
-        work = row.numpy().copy()
+        settings = np.float32(temperature), top_k or size, np.float32(top_p)
         codes.append(
-            cpu_kernels.draw_code(
-                work,
-                work.view(np.int32),
-                draw,
-                np.float32(temperature),
-                top_k or size,
-                np.float32(top_p),
-                np.empty(size, np.float32),
-            )
+            cpu_kernels.draw_code(row.numpy(), draw, *settings, np.empty(size, np.int32), np.empty(size, np.float32))
         )
     return np.array(codes)
 
