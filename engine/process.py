@@ -28,14 +28,13 @@ from engine.checkpoint import Checkpoint
 from engine.config import ROOT, EngineConfig
 from engine.errors import ChorusError, ConfigError, EngineClosed, EngineFailed, InvalidRequest
 from engine.info import EngineInfo
-from engine.process_handle import CLOSE_S, ChildHandle
+from engine.process_handle import CLOSE_S, POLL_S, ChildHandle
 from engine.request import SpeechRequest
 from engine.stream import SpeechStream
 from engine.voices import VoiceLibrary, VoicePrompt, prepare_audio
 
 State = Literal["starting", "ready", "restarting", "failed", "closed"]
 
-POLL_S = 0.25  # a death without a closed connection is noticed after this long
 GIVE_UP_AFTER = 3  # deaths in a row without having been ready
 METRICS_S = 2.0
 
@@ -64,6 +63,8 @@ class EngineProcess:
         self._info: EngineInfo | None = None
         self._changed = threading.Condition(threading.RLock())
         self._child: ChildHandle | None = None
+        self._spare: ChildHandle | None = None  # has its imports done, waits for settings
+        self._preparing = False
         self._fault: ChorusError | None = None  # why the state is "failed"
         self._wanted: EngineConfig | None = config  # settings to start next; None: nothing is to be started
         self._fallback: EngineConfig | None = None  # settings that worked before a restart with others
@@ -146,10 +147,7 @@ class EngineProcess:
             child = self._child
             self._changed.notify_all()
         if child is not None:
-            if child.was_ready:
-                child.stop()
-            else:  # still loading: it has nothing to put in order, and would not listen
-                child.kill()
+            child.stop()
         self._supervisor.join(timeout=CLOSE_S)
 
     def __enter__(self) -> EngineProcess:
@@ -175,30 +173,56 @@ class EngineProcess:
                 raise self._not_ready()
 
     def restart(self, config: EngineConfig) -> None:
-        """Run with other settings. Returns when they are served; requests meanwhile get EngineClosed.
+        """Run with other settings. Returns when they are served.
+
+        The old child serves until the new one has its imports done; from then on requests get EngineClosed, and
+        those that still run end with it.
 
         Raises:
-            CheckpointError: there is no such model; nothing was stopped.
+            CheckpointError, ConfigError: no such model, or settings that cannot work here; nothing was stopped.
             ChorusError: the new settings do not start; the old ones are being started again.
             EngineClosed: closed, or another restart is going on.
         """
         Checkpoint.open(config.model_path, config.load_format)
         with self._changed:
-            if self._state in ("closed", "restarting", "starting"):
+            if self._preparing or self._state not in ("ready", "failed"):
                 raise self._not_ready()
-            self._fallback = self.config if self._state == "ready" else None
-            self._state, self._wanted, self._fault = "restarting", config, None
+            self._preparing = True
+        try:
+            spare = self._prepare(config) if self._state == "ready" else None
+            self._exchange(config, spare)
+            with self._changed:
+                self._changed.wait_for(lambda: self._state in ("ready", "failed", "closed") or self._fault is not None)
+                fault, self._fault = self._fault, None
+                if fault is not None:
+                    raise fault
+                if self._state != "ready":
+                    raise self._not_ready()
+        finally:
+            self._preparing = False
+
+    def _prepare(self, config: EngineConfig) -> ChildHandle | None:
+        """Imports take most of a start; the old child goes on serving meanwhile."""
+        spare = ChildHandle()
+        if spare.prepare(config, needed=lambda: self._state == "ready"):
+            return spare
+        spare.kill()
+        if spare.error is not None:
+            raise spare.error
+        return None
+
+    def _exchange(self, config: EngineConfig, spare: ChildHandle | None) -> None:
+        with self._changed:
+            if self._state == "closed":
+                if spare is not None:
+                    spare.kill()
+                raise self._not_ready()
+            self._fallback = self.config if self._info is not None else None
+            self._state, self._wanted, self._spare, self._fault = "restarting", config, spare, None
             child = self._child
             self._changed.notify_all()
         if child is not None:
             child.stop()
-        with self._changed:
-            self._changed.wait_for(lambda: self._state in ("ready", "failed", "closed") or self._fault is not None)
-            fault, self._fault = self._fault, None
-            if fault is not None:
-                raise fault
-            if self._state != "ready":
-                raise self._not_ready()
 
     def _supervise(self) -> None:
         deaths = 0
@@ -210,12 +234,14 @@ class EngineProcess:
                 config, self._wanted = self._wanted, None
                 assert config is not None
                 try:
-                    self._child = child = ChildHandle(config)
+                    child, self._spare = self._spare or ChildHandle(), None
                 except OSError as error:
                     self.last_error = f"no process could be started: {error}"
                     self._state, self._fault = "failed", EngineFailed(self.last_error)
                     self._changed.notify_all()
                     continue
+                self._child = child
+            child.start(config)
             self._serve(child)
             child.kill()
             child.connection.close()
@@ -327,6 +353,7 @@ class EngineProcess:
             "restarting": "the engine is restarting; try again when it is ready",
             "failed": f"the engine has failed ({self.last_error}); restart it",
             "closed": "the engine is closed; start it again",
+            "ready": "the engine is about to restart with other settings; try again shortly",
         }
         return EngineClosed(words.get(self._state, "the engine is not ready; try again shortly"))
 

@@ -2,8 +2,10 @@
 
 FD is one end of a socket pair. Messages are pickled tuples, the first element names them:
 
-    parent → child   ("config", dict) ("call", number, name, argument) ("cancel", request id) ("close",)
-    child → parent   ("ready", EngineInfo) ("failed", error) ("reply", number, value) ("raise", number, error)
+    parent → child   ("prepare", dict) ("config", dict) ("call", number, name, argument)
+                     ("cancel", request id) ("close",)
+    child → parent   ("prepared",) ("ready", EngineInfo) ("failed", error)
+                     ("reply", number, value) ("raise", number, error)
                      ("chunk", AudioChunk) ("end", SpeechResult) ("broken", request id, error)
 
 One thread writes, so that the engine's own thread never waits for the parent to read.
@@ -95,9 +97,11 @@ class Child:
     def run(self) -> int:
         threading.Thread(target=self._watch, args=(os.getppid(),), name="chorus-watch", daemon=True).start()
         try:
-            kind, settings = self._connection.recv()
-            assert kind == "config"
-            self._start(settings)
+            if (message := self._connection.recv())[0] == "prepare":
+                _import_everything(message[1])
+                self._outbox.send("prepared")
+                message = self._connection.recv()
+            self._start(message[1])
         except EOFError:
             return 0
         except BaseException as error:
@@ -166,6 +170,19 @@ class Child:
                 self._outbox.send("failed", EngineFailed(str(failure)))
                 self._outbox.close()
                 os._exit(1)
+
+
+def _import_everything(settings: dict[str, Any]) -> None:
+    """What a start imports anyway, most of its time; and the checks that need no model. Raises ConfigError."""
+    from engine import wiring
+    from engine.config import EngineConfig
+    from engine.talker import compat
+
+    config = EngineConfig.from_dict(settings)
+    compat.prepare_environment(wiring.talker_settings(config, wiring.device(config)))
+
+    import engine.engine
+    import engine.talker.model  # noqa: F401
 
 
 def main(argv: list[str]) -> int:

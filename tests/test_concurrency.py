@@ -10,19 +10,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.process import EngineProcess
 from engine.request import SpeechRequest
 from tests.conftest import small_engine_config
+from tests.processes import SLOTS, shared_process
 
 pytestmark = pytest.mark.slow
-SLOTS = {"talker.max_num_seqs": 16}
 WORDS = "one two three four five six seven eight".split()
 
 
 @pytest.fixture(scope="module")
 def process():
-    with EngineProcess(small_engine_config(**SLOTS)) as engine:
-        yield engine
+    return shared_process()
 
 
 def requests(process, count, frames):
@@ -75,7 +73,7 @@ def test_every_first_chunk_comes_before_any_stream_ends(process):
 
 
 def test_admission_1_brings_the_staircase_back(process):
-    process.restart(small_engine_config(**SLOTS, **{"codec.admission": 1}))
+    process.restart(small_engine_config(**{"talker.max_num_seqs": SLOTS, "codec.admission": 1}))
     _, times, results = together(process, requests(process, 8, 30))
     waits = [1e3 * (t[0] - r.submitted_at) for t, r in zip(times, results, strict=True)]
     print("\nms to the first chunk, one stream holds the codec:", " ".join(f"{w:.0f}" for w in sorted(waits)))

@@ -15,22 +15,20 @@ import psutil
 import pytest
 
 from engine.audio import pcm16
-from engine.process import EngineProcess
 from engine.request import SpeechRequest
 from engine.server import create_app
-from tests.conftest import small_engine_config
+from tests.processes import shared_process
 from tests.server.serving import serving, wait_until
 
 pytestmark = pytest.mark.slow
 URL = "/v1/audio/speech"
-REQUESTS, AT_ONCE = 300, 16
+REQUESTS, AT_ONCE = 300, 16  # the engine speaks as many at once
 FRAME_BYTES = 2 * 1920
 
 
 @pytest.fixture(scope="module")
 def real():
-    with EngineProcess(small_engine_config()) as engine:
-        yield engine
+    return shared_process()
 
 
 @pytest.fixture(scope="module")
