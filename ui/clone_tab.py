@@ -119,6 +119,10 @@ class CloneTab:
             self.record = gr.Audio(
                 sources=["microphone"], type="filepath", label="Record 3 to 15 seconds", visible=False, elem_id="record"
             )
+            self.mic_note = gr.Markdown(
+                "Browsers give a page the microphone only over https or on localhost: start Chorus with `--https`.",
+                elem_classes="ch-insecure-note", container=True, visible=False,
+            )  # fmt: skip
             self.preview = gr.Audio(
                 label="What the model hears", interactive=False, elem_id="preview", visible=False, buttons=[]
             )
@@ -173,7 +177,7 @@ class CloneTab:
         speak.click(None, inputs, None, js=js)
         stop.click(None, None, None, js="() => window.chorus.stop()")
         self.source.change(self._on_source, self.source, [self.ready, self.upload, self.record, self.preview,
-                           self.hints, self.transcript, self.clip, self.save_box])  # fmt: skip
+                           self.hints, self.transcript, self.clip, self.save_box, self.mic_note])  # fmt: skip
         self.ready.change(self._on_ready, [self.source, self.ready], [self.preview, self.hints])
         outputs = [self.preview, self.hints, self.transcript, self.clip]
         self.upload.upload(self._on_clip, [self.upload, self.language], outputs, concurrency_limit=4)
@@ -249,6 +253,7 @@ class CloneTab:
             gr.update(visible=upload or record, value=""),
             "",
             gr.update(visible=upload or record),
+            gr.update(visible=record),
         ]
 
     def _on_ready(self, source: str | None, name: str | None) -> list[Any]:

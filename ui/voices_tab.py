@@ -43,7 +43,7 @@ class VoicesTab:
                 rename = gr.Button("Rename", elem_id="voices-rename", size="sm")
                 delete = gr.Button("Delete", variant="stop", elem_id="voices-delete", size="sm")
             with gr.Column(min_width=300):
-                self.file = gr.File(label="Import an exported voice", file_types=[".zip"], type="binary", height=110,
+                self.file = gr.File(label="Import an exported voice", file_types=[".zip"], type="binary", height=150,
                                     elem_id="voices-import")  # fmt: skip
                 self.consent = gr.Checkbox(
                     label="The speaker agreed to have this voice cloned", elem_id="voices-consent"

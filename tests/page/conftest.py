@@ -95,7 +95,9 @@ def open_page(browser, server):
     """Opens the page; afterwards no script may have failed and nothing may have been asked of another host."""
     contexts, faults = [], []
 
-    def opened(width: int = 1280, height: int = 900, dark: bool = False, base: str = server, **options):
+    def opened(
+        width: int = 1280, height: int = 900, dark: bool = False, base: str = server, script: str = "", **options
+    ):
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **options
         )
@@ -104,6 +106,7 @@ def open_page(browser, server):
         page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: faults.append(f"script: {error}"))
         page.on("request", lambda r: faults.append(f"asked {r.url}") if not r.url.startswith((*LOCAL, base)) else None)
+        page.add_init_script(script)
         page.goto(base)
         page.wait_for_selector("#speak")
         page.wait_for_function("window.chorus !== undefined")

@@ -115,6 +115,18 @@ def test_heard_downloaded_and_made_are_the_same_samples(page, server):
     assert len(again) == len(saved) and np.abs(again.astype(int) - saved).max() <= 1
 
 
+def test_without_an_audio_worklet_the_old_script_node_plays(open_page):
+    """As on plain http in a local network, where browsers take the worklet and the microphone away."""
+    page = open_page(script="delete BaseAudioContext.prototype.audioWorklet; "
+                            "Object.defineProperty(window, 'isSecureContext', {value: false});")  # fmt: skip
+    speak(page, "Good morning to all of you.")
+    wait_status(page, "Done", "Ended early")
+    played, received = page.evaluate("[chorus.current.played, chorus.current.received]")
+    assert played == received == len(take_samples(page)) > 0
+    page.get_by_label("Record", exact=True).click()
+    page.locator(".ch-insecure-note").first.wait_for(state="visible")
+
+
 def test_stop_stops_and_frees_the_slot(page, server):
     speak(page, LONG * 2)
     wait_status(page, "Speaking")

@@ -231,6 +231,7 @@ function recordUntouched() {
 }
 
 recordUntouched();
+document.body.classList.toggle("ch-insecure", !window.isSecureContext); // no microphone there, says a note
 const takes = new Takes(replay);
 document.addEventListener("click", (event) => {
   if (event.target.id === "ch-clear") takes.clear();
