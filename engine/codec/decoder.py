@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.codec.layers import CausalConv, CausalUpsample, ConvNeXtBlock, SnakeBeta, UpsampleBlock
-from engine.codec.quantizer import SplitQuantizer
+from engine.codec.quantizer import ResidualQuantizer, SplitQuantizer
 from engine.codec.streaming import DecoderState, StateWalk
 from engine.codec.transformer import SlidingTransformer
 from engine.errors import CheckpointError, InvalidRequest
@@ -135,10 +135,20 @@ class CodecDecoder(nn.Module):
     def _remembering(self) -> list[CausalConv | CausalUpsample]:
         return [m for m in self.modules() if isinstance(m, (CausalConv, CausalUpsample)) and m.history]
 
-    def freeze(self) -> CodecDecoder:
-        """For serving: no gradients, and the codebook vectors computed once. Call again after loading weights."""
+    def freeze(self, matrix_upsampling: bool | None = None) -> CodecDecoder:
+        """For serving: no gradients, and what depends on weights alone computed once. Call again after a change.
+
+        Args:
+            matrix_upsampling: transposed convolutions as matrix products; None: on the CPU, where it pays.
+        """
         self.eval().requires_grad_(False)
-        self.quantizer.freeze()
+        if matrix_upsampling is None:
+            matrix_upsampling = self.pre_conv.conv.weight.device.type == "cpu"
+        for module in self.modules():
+            if isinstance(module, (ResidualQuantizer, SnakeBeta)):
+                module.fold()
+            elif isinstance(module, CausalUpsample) and matrix_upsampling:
+                module.fold()
         return self
 
     def check_codes(self, codes: Tensor) -> None:

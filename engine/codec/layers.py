@@ -36,33 +36,69 @@ class CausalUpsample(nn.Module):
     the few inputs that reach into it instead of keeping an output tail: the bias is then added exactly once.
     """
 
+    taps: Tensor | None
+
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int) -> None:
         super().__init__()
         self.conv = nn.ConvTranspose1d(in_channels, out_channels, kernel, stride=stride)
         self.stride = stride
         self.history = -(-kernel // stride) - 1
         self.history_channels = in_channels
+        self.register_buffer("taps", None, persistent=False)
+
+    def fold(self) -> None:
+        """The same map as one matrix product, `stride` outputs per step side by side as channels.
+
+        CPUs have no fast transposed convolution; the product is several times faster.
+        """
+        weight = self.conv.weight.detach()  # [in, out, kernel]
+        inputs, outputs, kernel = weight.shape
+        reach = self.history + 1  # inputs that touch one step's outputs
+        padded = F.pad(weight, (0, reach * self.stride - kernel))
+        taps = padded.view(inputs, outputs, reach, self.stride).flip(2)  # the oldest input first
+        self.taps = taps.permute(1, 3, 2, 0).reshape(outputs * self.stride, reach * inputs).contiguous()
 
     def forward(self, x: Tensor, walk: StateWalk | None = None) -> Tensor:
-        length, skip = x.shape[-1] * self.stride, 0
-        if self.history and walk:
+        batch, _, steps = x.shape
+        known = self.history if walk else 0  # inputs before the first new one
+        if known and walk:
             x = walk.extend(x)
-            skip = self.history * self.stride
-        return self.conv(x)[..., skip : skip + length]
+        if self.taps is None:
+            return self.conv(x)[..., known * self.stride : (known + steps) * self.stride]
+        if known != self.history:
+            x = F.pad(x, (self.history, 0))
+        columns = torch.cat([x[..., i : i + steps] for i in range(self.history + 1)], dim=1)
+        side_by_side = torch.matmul(self.taps, columns).view(batch, -1, self.stride, steps)
+        y = side_by_side.transpose(2, 3).reshape(batch, -1, steps * self.stride)
+        return y + self.conv.bias[:, None] if self.conv.bias is not None else y
 
 
 class SnakeBeta(nn.Module):
     """x + sin²(αx) / β per channel, α and β stored as logarithms (arXiv 2006.08195, as in BigVGAN)."""
 
+    frequency: Tensor | None
+    gain: Tensor | None
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.zeros(channels))
         self.beta = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("frequency", None, persistent=False)
+        self.register_buffer("gain", None, persistent=False)
+
+    def constants(self) -> tuple[Tensor, Tensor]:
+        """α and 1 / β, each [C, 1]."""
+        return self.alpha.exp()[:, None], 1.0 / (self.beta.exp() + 1e-9)[:, None]
+
+    def fold(self) -> None:
+        self.frequency, self.gain = (t.detach().clone() for t in self.constants())
 
     def forward(self, x: Tensor) -> Tensor:
-        alpha = self.alpha.exp()[:, None]
-        gain = 1.0 / (self.beta.exp() + 1e-9)[:, None]
-        return torch.addcmul(x, gain, torch.sin(x * alpha).square())
+        if self.frequency is None or self.gain is None:
+            frequency, gain = self.constants()
+            return torch.addcmul(x, gain, torch.sin(x * frequency).square())
+        wave = (x * self.frequency).sin_()  # frozen: no gradient needs the steps between
+        return torch.addcmul(x, self.gain, wave.square_())
 
 
 class ConvNeXtBlock(nn.Module):

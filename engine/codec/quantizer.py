@@ -49,6 +49,9 @@ class ResidualQuantizer(nn.Module):
         """All codebooks in one table [groups * size, width]."""
         return torch.cat([layer._codebook.vectors() for layer in self.vq.layers])  # type: ignore[union-attr,operator]
 
+    def fold(self) -> None:
+        self.table = self.vectors().detach().clone()
+
     def forward(self, codes: Tensor) -> Tensor:
         """int64 [B, groups, T] -> [B, outer, T]."""
         table = self.table if self.table is not None else self.vectors()
@@ -62,14 +65,6 @@ class SplitQuantizer(nn.Module):
         super().__init__()
         self.rvq_first = ResidualQuantizer(1, size, width, outer)
         self.rvq_rest = ResidualQuantizer(groups - 1, size, width, outer)
-
-    def freeze(self) -> None:
-        """Computes the vectors once, from the weights as they are now."""
-        for part in (self.rvq_first, self.rvq_rest):
-            part.table = part.vectors().detach().clone()
-
-    def unfreeze(self) -> None:
-        self.rvq_first.table = self.rvq_rest.table = None
 
     def forward(self, codes: Tensor) -> Tensor:
         """int64 [B, groups, T] -> [B, outer, T]."""

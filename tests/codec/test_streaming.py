@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.codec.decoder import CodecDecoder
+from engine.codec.layers import CausalUpsample
 
 FRAME = 1920
 LIMIT = 1e-4  # max abs error, float32
@@ -144,3 +145,24 @@ def test_gradients_reach_every_weight_that_decodes():
     decoder(codes(1, 3)).square().mean().backward()
     missing = [name for name, p in decoder.named_parameters() if p.grad is None]
     assert all("input_proj" in name and "quantizer" in name for name in missing), missing
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (16, 8), (6, 3), (7, 3)])
+def test_upsampling_as_a_matrix_product_is_the_transposed_convolution(kernel, stride):
+    torch.manual_seed(1)
+    layer, x = CausalUpsample(5, 4, kernel, stride), torch.randn(2, 5, 9)
+    with torch.no_grad():
+        want = layer.conv(x)[..., : 9 * stride]
+        plain = layer(x)
+        layer.fold()
+        assert torch.equal(plain, want)
+        assert (layer(x) - want).abs().max() < 1e-5
+
+
+def test_freezing_does_not_change_the_samples():
+    torch.manual_seed(2)
+    decoder = CodecDecoder(CONFIG)
+    with torch.no_grad():
+        decoder.quantizer.rvq_rest.vq.layers[0]._codebook.embedding_sum.normal_()
+        before = decoder(codes(1, 5))
+        assert (decoder.freeze()(codes(1, 5)) - before).abs().max() < 1e-5
