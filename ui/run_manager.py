@@ -62,8 +62,9 @@ class RunManager:
             if self.job is not None and self.job.running:
                 raise EvalError("A run is going on already; stop it, or wait for its end.", field="run")
             _ = self.handle.engine  # raises when there is none
+            base = self.handle.config  # of now: the turns of an A/B run change what is in force
             for spec in settings.variants.values():
-                self._config(spec)
+                _config(spec, base)
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}"
             job: Job
             run = Run.new(
@@ -71,7 +72,7 @@ class RunManager:
                 settings,
                 on_progress=lambda progress: setattr(job, "progress", progress),
                 on_row=lambda row: job.rows.append(row),  # noqa: PLW0108 - the job is made below
-                open_target=self._open,
+                open_target=lambda spec: self._open(_config(spec, base)),
             )
             job = self.job = Job(name, kind, run)
         threading.Thread(target=self._work, args=(job,), name="judge", daemon=True).start()
@@ -104,16 +105,8 @@ class RunManager:
 
     # ---- the engine --------------------------------------------------------------------------------------------
 
-    def _config(self, spec: TargetSpec) -> EngineConfig:
-        """Settings of a side: a profile with the running model, or the settings in force, and overrides on top."""
-        base = self.handle.config
-        if spec.config:
-            keep = {"model": base.model, "load_format": base.load_format, "voices_dir": base.voices_dir}
-            base = EngineConfig.load(spec.config, **keep)
-        return base.replace(**spec.overrides)
-
-    def _open(self, spec: TargetSpec) -> Target:
-        self._restart(self._config(spec))
+    def _open(self, config: EngineConfig) -> Target:
+        self._restart(config)
         return EngineTarget(self.handle.engine)
 
     def _restart(self, config: EngineConfig) -> None:
@@ -172,3 +165,11 @@ class RunManager:
             "total": job.progress.total,
             "error": job.error,
         }
+
+
+def _config(spec: TargetSpec, base: EngineConfig) -> EngineConfig:
+    """Settings of a side: a profile with the running model, or the settings in force, and overrides on top."""
+    if spec.config:
+        keep = {"model": base.model, "load_format": base.load_format, "voices_dir": base.voices_dir}
+        base = EngineConfig.load(spec.config, **keep)
+    return base.replace(**spec.overrides)
