@@ -54,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     say.add_argument("--language", default="auto", help="name or ISO code; default: auto")
     say.add_argument("--seed", type=int, help="same seed, same audio; default: drawn and printed")
     say.add_argument("--max-frames", type=int, help="limit in frames of 80 ms; default: by the length of the text")
-    for name, info in SamplingOverrides.__dataclass_fields__.items():
-        kind = _flag if "bool" in str(info.type) else int if "int" in str(info.type) else float
+    for name, setting in SamplingOverrides.__dataclass_fields__.items():
+        kind = _flag if "bool" in str(setting.type) else int if "int" in str(setting.type) else float
         say.add_argument(f"--{name.replace('_', '-')}", type=kind, help=argparse.SUPPRESS)
     say.add_argument("--out", default="out.wav", help="wav or flac file; - writes raw 16-bit PCM as it comes")
     _config_arguments(say)

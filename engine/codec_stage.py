@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from engine.codec.graphs import CodecRunner, Decoded
-from engine.codec.streaming import DecoderState
+from engine.codec.streaming import SlotState
 from engine.job import Job
 from engine.scheduler import CodecQueue, SchedulerSettings
 from engine.trace import Trace
@@ -37,7 +37,7 @@ class CodecStage:
         self._trace = trace
         self._jobs: dict[str, Job] = {}
         self._launched: deque[_Launch] = deque()
-        self._primed: OrderedDict[str, DecoderState] = OrderedDict()
+        self._primed: OrderedDict[str, SlotState] = OrderedDict()
         self.batches = 0
 
     @property

@@ -22,7 +22,6 @@ from engine import sampling, text, wiring
 from engine.audio import Audio
 from engine.checkpoint import Checkpoint
 from engine.codec.codec import Codec
-from engine.codec.graphs import CodecRunner
 from engine.codec_stage import CodecStage
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
@@ -59,15 +58,8 @@ class Engine:
         self.prompts = PromptBuilder(self.checkpoint)
         talker_settings = wiring.talker_settings(config, self.device)
         # The codec first: vLLM makes torch.set_num_threads a no-op on the CPU.
-        codec_dtype = wiring.codec_dtype(config, self.device)
-        self.codec = Codec.load(self.checkpoint, self.device, codec_dtype)
-        self._runner = CodecRunner(
-            self.codec.decoder,
-            slots=config.talker.max_num_seqs,
-            capture=wiring.capture(config) if self.device.type == "cuda" else (),
-            device=self.device,
-            dtype=codec_dtype,
-        )
+        self.codec = Codec.load(self.checkpoint, self.device, wiring.codec_dtype(config, self.device))
+        self._runner = wiring.codec_runner(config, self.codec, self.device)
         self.speaker_encoder = wiring.speaker_encoder(self.checkpoint, self.device)
         self._talker = Talker(talker_settings, self.checkpoint)
         self._loop = EngineLoop(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from num2words import num2words
 
@@ -171,13 +172,13 @@ def _digits_or_number(text: str) -> str:
 
 def english(text: str) -> str:
     """Spoken form of English text; text without digits, symbols or abbreviations comes back as it was."""
-    for pattern, replace in _RULES:
-        text = pattern.sub(lambda m, replace=replace: _spaced(m, replace(m)), text)
+    for pattern, spoken in _RULES:
+        text = pattern.sub(partial(_spaced, spoken), text)
     return re.sub(r"\s+", " ", text).strip()
 
 
-def _spaced(m: re.Match[str], spoken: str) -> str:
+def _spaced(rule: Callable[[re.Match[str]], str], m: re.Match[str]) -> str:
     """Keep a word that touched the number apart from it: "5kg" and "B2B" become several words."""
     before = m.string[m.start() - 1 : m.start()]
     after = m.string[m.end() : m.end() + 1]
-    return (" " if before.isalnum() else "") + spoken + (" " if after.isalnum() else "")
+    return (" " if before.isalnum() else "") + rule(m) + (" " if after.isalnum() else "")

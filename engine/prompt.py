@@ -251,8 +251,8 @@ class PromptBuilder:
         limit = self.talker["code_predictor_config"]["vocab_size"]
         if codes.min() < 0 or codes.max() >= limit:
             raise InvalidRequest(
-                f"the reference codes reach {codes.max()}, this checkpoint's end at {limit - 1}; prepare the voice again "
-                "with this checkpoint",
+                f"the reference codes reach {codes.max()}, this checkpoint's end at {limit - 1}; prepare the "
+                "voice again with this checkpoint",
                 field="voice",
             )
         rows = [self._code(group, codes[:, group].tolist()) for group in range(shape[1])]

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from engine.checkpoint import Checkpoint
-from engine.codec.graphs import CodecRunner
+from engine.codec.codec import Codec
+from engine.codec.graphs import CodecRunner, StreamDecoder
+from engine.codec.windowed import WindowedDecoder
 from engine.config import ROOT, EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.scheduler import TASK_GATE, SchedulerSettings
@@ -66,6 +68,20 @@ def capture(config: EngineConfig) -> tuple[tuple[int, int], ...]:
     batches = sorted({b for b in (1, 2, 4, 8, 16, 32, 64, 128) if b < top} | {top})
     frames = sorted(set(config.stream.chunk_schedule) | {1, 2, 4, 8})
     return tuple((batch, count) for count in frames for batch in batches)
+
+
+def codec_runner(config: EngineConfig, codec: Codec, target: torch.device) -> CodecRunner:
+    """Slots for every stream that may run, over the decoder that `codec.mode` asks for."""
+    decoder: StreamDecoder = codec.decoder
+    if config.codec.mode == "windowed":
+        decoder = WindowedDecoder(codec.decoder, config.codec.left_context)
+    return CodecRunner(
+        decoder,
+        slots=config.talker.max_num_seqs,
+        capture=capture(config) if target.type == "cuda" else (),
+        device=target,
+        dtype=codec_dtype(config, target),
+    )
 
 
 def scheduler_settings(config: EngineConfig, runner: CodecRunner) -> SchedulerSettings:

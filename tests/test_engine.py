@@ -166,3 +166,24 @@ def test_info_and_metrics_are_plain(engine):
     assert engine.info.task == "Base" and engine.info.weights == "random"
     assert engine.info.config_hash == engine.config.hash
     assert all(isinstance(value, (int, float)) for value in engine.metrics().values())
+
+
+@pytest.mark.slow
+def test_codec_modes_and_policies_speak_alike():
+    """Windowed decoding (experiment), no batching, admission 1: other ways to the same stream while it is short."""
+    from engine.engine import Engine
+    from tests.conftest import small_engine_config
+
+    want, lengths = None, set()
+    for overrides in (
+        {},
+        {"codec.mode": "windowed", "codec.left_context": 72, "codec.batching": False, "codec.admission": 1},
+    ):
+        with Engine.from_config(small_engine_config(**overrides)) as engine:
+            voice = engine.voices.get(engine.voices.list()[0].name)
+            pcm, _, _ = speak(engine, "Hello.", voice, seed=3, max_frames=8, min_frames=8, x_vector_only=True)
+            lengths.add(len(pcm))
+            want = pcm if want is None else want
+            # 8 frames lie inside the window of 72: nothing is cut off, so the samples are the same.
+            assert np.abs(pcm - want).max() < 1e-4
+    assert lengths == {8 * SAMPLES_PER_FRAME}

@@ -1,6 +1,6 @@
 """The codec's decoder over slots, replayed from CUDA graphs captured per (batch, frames).
 
-Each stream owns a slot: a row of one `DecoderState` that stays on the device. A decode call names the slots whose
+Each stream owns a slot: a row of one `SlotState` that stays on the device. A decode call names the slots whose
 next T frames are to be decoded; the rows are gathered, stepped and put back inside one graph, so the host launches
 once. A batch is padded to the nearest captured size with the trash row; a size that was not captured runs eagerly and
 is counted. On the CPU everything runs eagerly through the same path.
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.codec.decoder import CodecDecoder
-from engine.codec.streaming import DecoderState
+from engine.codec.streaming import SlotState
 from engine.errors import ConfigError, EngineBusy
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]  # a function over fixed buffers → its replay
@@ -46,6 +46,17 @@ def _pool():
 def run_eagerly(run: Callable[[], None]) -> Callable[[], None]:
     """The seam for machines without CUDA: "replay" runs the function over the same fixed buffers."""
     return run
+
+
+class StreamDecoder(Protocol):
+    """What the runner asks of a decoder: `CodecDecoder`, or `WindowedDecoder` for comparison."""
+
+    groups: int
+    samples_per_frame: int
+
+    def init_state(self, batch: int, device: Any = None, dtype: Any = None) -> Any: ...
+
+    def step(self, codes: Tensor, state: Any) -> tuple[Tensor, Any]: ...
 
 
 class Decoded:
@@ -91,7 +102,7 @@ class CodecRunner:
 
     def __init__(
         self,
-        decoder: CodecDecoder,
+        decoder: StreamDecoder,
         slots: int,
         capture: Iterable[tuple[int, int]] = (),
         device: torch.device | str = "cpu",
@@ -140,12 +151,12 @@ class CodecRunner:
     def close(self, slot: int) -> None:
         self._free.append(slot)
 
-    def save(self, slot: int) -> DecoderState:
+    def save(self, slot: int) -> SlotState:
         """A copy of a slot's state, to begin other streams from it (`restore`)."""
         with torch.inference_mode(), self._on_stream():
             return self._state.select(self._index([slot]))
 
-    def restore(self, slot: int, state: DecoderState) -> None:
+    def restore(self, slot: int, state: SlotState) -> None:
         """Continue `slot` from a saved state."""
         with torch.inference_mode(), self._on_stream():
             self._state.write(self._index([slot]), state)
