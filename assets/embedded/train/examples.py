@@ -23,6 +23,9 @@ class Examples(IterableDataset):
         self.codes, self.offset = codes["codes"].astype(np.int64), codes["offset"]
         self.size = settings["codec"]["codebook_size"]
         self.speaker = clips["speaker"]
+        phones, begin = np.load(corpus / "phones.npy", mmap_mode="r"), clips["start"] // 480
+        counts = 4 * np.diff(self.offset)
+        self.phones = [np.array(phones[b : b + n]) for b, n in zip(begin, counts, strict=True)]
         first = np.concatenate([[0], np.cumsum(tokens["count"])])
         flat = tokens["ids"].astype(np.int64)
         self.text = [flat[first[j] : first[j + 1]] for j in clips["job"]]
@@ -60,16 +63,25 @@ class Examples(IterableDataset):
         )
         rows = build(self.ids, made)
         rows["heard"] = rows["codes"].copy(), rows["codec"].copy()
-        if not self.held_back and rng.random() < self.t["noisy_examples"]:
+        rows["phones"] = _padded(self.phones[clip], 4 * len(made.codes)).reshape(-1, 4)
+        if not self.held_back:
             self._disturb(rows, len(made.codes), rng)
         return rows, other, kind
 
     def _disturb(self, rows: dict, frames: int, rng: np.random.Generator) -> None:
-        """Wrong codes among the generated frames' inputs; what is to be predicted stays right."""
-        wrong = rng.random((frames, rows["codes"].shape[1] + 1)) < self.t["noisy_codes"]
-        random = rng.integers(self.size, size=wrong.shape)
-        rows["codec"][-frames:] = np.where(wrong[:, 0], random[:, 0], rows["codec"][-frames:])
-        rows["codes"][-frames:] = np.where(wrong[:, 1:], random[:, 1:], rows["codes"][-frames:])
+        """Wrong or hidden codes among the generated frames' inputs; what is to be predicted stays right."""
+        t, codec, codes = self.t, rows["codec"][-frames:], rows["codes"][-frames:]
+        if rng.random() < t["noisy_examples"]:
+            wrong = rng.random((frames, codes.shape[1] + 1)) < t["noisy_codes"]
+            random = rng.integers(self.size, size=wrong.shape)
+            codec[:] = np.where(wrong[:, 0], random[:, 0], codec)
+            codes[:] = np.where(wrong[:, 1:], random[:, 1:], codes)
+        if rng.random() < t["hidden_groups"]:
+            codes[:] = -1
+        if rng.random() < t["hidden_frames"]:
+            lost = rng.random(frames) < 0.5
+            codec[lost] = -1
+            codes[lost] = -1
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         info = get_worker_info()
@@ -107,7 +119,12 @@ class Examples(IterableDataset):
             codes, codec = rows["heard"]  # row r + 1 holds the frame that row r predicts
             frames.append(np.concatenate([codec[predicting + 1, None], codes[predicting + 1]], 1))
         batch["where"], batch["frames"] = np.concatenate(where), np.concatenate(frames)
+        batch["phones"] = np.concatenate([rows["phones"] for rows, _, _ in group]).astype(np.int64)
         batch["reference"] = np.array([other for _, other, _ in group])
         batch["who"] = self.speaker[batch["reference"]].astype(np.int64)
         batch["kind"] = np.array([kind for _, _, kind in group])
         return {key: torch.from_numpy(value) for key, value in batch.items()}
+
+
+def _padded(labels: np.ndarray, length: int) -> np.ndarray:
+    return np.pad(labels[:length], (0, max(0, length - len(labels))))

@@ -66,7 +66,9 @@ class Talker(nn.Module):
         self.predictor = qwen3(p, dropout / 2)
         self.heads = nn.ModuleList([nn.Linear(p["hidden_size"], size, bias=False) for _ in range(self.groups - 1)])
         self.speaker_encoder = SpeakerEncoder(settings["speaker_encoder"])
+        # For training only: which speaker is heard, and what is said in the frame to come (4 x 20 ms).
         self.speaker_classes = nn.Parameter(torch.randn(speakers, width))
+        self.phone_head = nn.Linear(width, 4 * 178)
         for table in (self.text_embedding, self.codec_embedding, *self.group_embedding):
             nn.init.normal_(table.weight, std=0.1)
 
@@ -97,6 +99,10 @@ class Talker(nn.Module):
         x = self.to_predictor(torch.stack(parts, 1))
         h = self.predictor(inputs_embeds=x).last_hidden_state[:, 1:]
         return torch.einsum("ngd,gvd->ngv", h, torch.stack([head.weight for head in self.heads]))
+
+    def phone_loss(self, hidden: Tensor, phones: Tensor) -> Tensor:
+        """hidden [N, width], phones [N, 4]: only the text tells them ahead, so this makes the talker read it."""
+        return F.cross_entropy(self.phone_head(hidden).float().view(-1, 178), phones.flatten())
 
     def speaker_loss(self, speaker: Tensor, who: Tensor) -> Tensor:
         """How well the vector tells the training speakers apart (scaled cosines)."""

@@ -20,6 +20,7 @@ import yaml
 from codec_losses import Discriminators, discriminator_loss, generator_loss, mel_loss
 from codec_model import Codec, export_state, host_constants, import_state
 from corpus import FRAME, Corpus, roughen
+from profiling import profile
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -196,6 +197,7 @@ def main() -> None:
     parser.add_argument("--end", type=float, default=1.0)
     parser.add_argument("--save-every", type=float, default=120.0)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--profile", action="store_true", help="print the ten slowest operations of a step, stop")
     parser.add_argument("--plain", action="store_true", help="no compiled activation")
     args = parser.parse_args()
     args.small = args.small or args.out
@@ -205,6 +207,9 @@ def main() -> None:
     if args.device == "cuda" and not args.plain:
         fuse_snakes()
     trainer = Trainer(args)
+    if args.profile:
+        profile(lambda: trainer.step(args.begin))
+        return
     began = shown = saved = time.time()
     first = trainer.steps
     while (spent := time.time() - began) < args.seconds and trainer.steps - first < args.steps:

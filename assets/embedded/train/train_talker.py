@@ -20,6 +20,7 @@ import torch.nn.functional as F
 import yaml
 from corpus import FRAME, Corpus, roughen
 from examples import Examples
+from profiling import profile
 from safetensors.torch import load_file, save_file
 from talker_model import Talker, export_state, import_state
 from torch import Tensor, nn
@@ -45,6 +46,11 @@ class Trainer:
         elif args.resume:
             parts = [load_file(path) for path in args.resume.split(",")]
             import_state(self.talker, {k: v for part in parts for k, v in part.items()})
+        if args.reset:
+            fresh = Talker(SETTINGS, speakers).state_dict()
+            self.talker.load_state_dict({k: v for k, v in fresh.items() if k.startswith(args.reset)}, strict=False)
+            saved.pop("adam", None)
+            saved.pop("average", None)
         matrices = [p for p in self.talker.parameters() if p.ndim > 1]
         others = [p for p in self.talker.parameters() if p.ndim <= 1]
         self.adam = torch.optim.AdamW(
@@ -79,9 +85,11 @@ class Trainer:
             hidden = self.talker(rows, speaker).flatten(0, 1)
             target = rows["target"].flatten()
             chosen = (target >= 0).nonzero()[:, 0]
-            logits = self.talker.codec_head(hidden[chosen])
-            parts = self.talker.predict(hidden[rows["where"]], rows["frames"])
+            logits = self.talker.codec_head(hidden.index_select(0, chosen))
+            framed = hidden.index_select(0, rows["where"])
+            parts = self.talker.predict(framed, rows["frames"])
         log = {"code0": F.cross_entropy(logits.float(), target[chosen])}
+        log["phone"] = self.talker.phone_loss(framed, rows["phones"])
         by_group = (
             F.cross_entropy(parts.float().flatten(0, 1), rows["frames"][:, 1:].flatten(), reduction="none")
             .unflatten(0, (-1, parts.shape[1]))
@@ -98,8 +106,8 @@ class Trainer:
         rate = warm * (t["final_learning_rate"] + (t["learning_rate"] - t["final_learning_rate"]) * curve)
         for group in self.adam.param_groups:
             group["lr"] = rate
-        log = self.losses(batch, int(np.random.default_rng(self.steps).integers(*t["reference_frames"])))
-        loss = log["code0"] + t["weights"]["groups"] * log["groups"] + t["weights"]["speaker"] * log["speaker"]
+        log = self.losses(batch, int(np.random.default_rng(self.steps).choice(t["reference_frames"])))
+        loss = log["code0"] + sum(weight * log[name] for name, weight in t["weights"].items())
         self.adam.zero_grad(set_to_none=True)
         loss.backward()
         log["norm"] = nn.utils.clip_grad_norm_(self.talker.parameters(), 1.0)
@@ -119,7 +127,10 @@ class Trainer:
         logs = [self.losses(batch, 50) for batch in batches]
         self._put(own)
         self.talker.train()
-        mean = {k: torch.stack([log[k] for log in logs]).mean(0) for k in ("code0", "groups", "speaker", "by_group")}
+        mean = {
+            k: torch.stack([log[k] for log in logs]).mean(0)
+            for k in ("code0", "groups", "phone", "speaker", "by_group")
+        }
         return {k: [round(x, 3) for x in v.flatten().tolist()] for k, v in mean.items()}
 
     def _put(self, values: dict[str, Tensor]) -> None:
@@ -151,6 +162,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", type=Path, help="folder of the float16 weights; default: --out")
     parser.add_argument("--resume")
+    parser.add_argument("--reset", help="weights that start anew all the same: 'model.' for the talker's layers")
+    parser.add_argument("--profile", action="store_true", help="print the ten slowest operations of five steps, stop")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--begin", type=float, default=0.0)
@@ -175,6 +188,9 @@ def main() -> None:
     first = next(batches)  # the workers start before the device is used
     trainer = Trainer(args)
     trainer.talker.train()
+    if args.profile:
+        profile(lambda: trainer.step(next(batches), 0.0))
+        return
     began = shown = saved = time.time()
     start = trainer.steps
     while (spent := time.time() - began) < args.seconds and trainer.steps - start < args.steps:

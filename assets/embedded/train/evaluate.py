@@ -1,0 +1,124 @@
+"""Scores of the embedded voice, through the engine, on the CPU: the table of the model card.
+
+    python assets/embedded/train/evaluate.py codec                # from the project's root: the codec alone
+    python assets/embedded/train/evaluate.py speech --limit 20 --seeds 3
+
+The recognisers and speaker encoders are those of eval/ (their weights come from packages; see eval/models.py). The
+voices are the bundled ones that training never heard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+from engine.audio import load_audio  # noqa: E402
+from eval import asr, datasets, mos, similarity, speakers, wer  # noqa: E402
+from eval.normalize import WhisperEnglish  # noqa: E402
+
+HELD_OUT = ("kokoro_af_river", "kokoro_am_puck", "kokoro_bf_emma", "kokoro_bm_daniel", "human_")
+RATE = 24000
+
+
+def held_out_voices() -> dict[str, datasets.Reference]:
+    voices = datasets.bundled_voices()
+    return {name: v for name, v in voices.items() if v.file.stem.startswith(HELD_OUT)}
+
+
+def mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
+
+
+def judge_sound(clips: list[tuple[str, np.ndarray]], references: dict[str, datasets.Reference]) -> dict[str, float]:
+    """clips: (name of the reference, PCM) -> similarity and predicted MOS, means."""
+    known = similarity.References(speakers.load("ge2e"), {name: r.pcm() for name, r in references.items()})
+    compared = [(own, known.compare(own, pcm, RATE)) for own, pcm in clips]
+    scores = {"GE2E cosine": mean([c.whole for _, c in compared if c.whole is not None])}
+    scores["right voice nearest"] = mean([float(c.nearest == own) for own, c in compared])
+    for name, key in (("dnsmos", "ovrl"), ("distillmos", "")):
+        predictor = mos.load(name)
+        found = [mos.predict(predictor, pcm, RATE) for _, pcm in clips]
+        values = [v for f in found for k, v in f.items() if key in k.lower()]
+        scores[f"{name} {key}".strip()] = mean(values)
+    return scores
+
+
+def codec(args: argparse.Namespace) -> dict[str, float]:
+    from engine.codec.codec import Codec
+
+    model = Codec.load(args.model, "cpu", torch.float32)
+    recogniser, normalizer = asr.load("tiny.en"), WhisperEnglish()
+    voices = held_out_voices()
+    before, after, clips = [], [], []
+    for name, voice in voices.items():
+        pcm = load_audio(str(voice.file)).pcm
+        codes = torch.from_numpy(model.encode(pcm)).T[None].long()
+        with torch.no_grad():
+            again = model.decoder(codes)[0, 0, : len(pcm)].float().numpy()
+        clips.append((name, again))
+        for sound, rates in ((pcm, before), (again, after)):
+            heard = recogniser.transcribe(sound, RATE)
+            rates.append(wer.score(voice.transcript, heard.text, normalizer, no_speech=heard.no_speech).rate)
+        print(f"{name}: WER {before[-1]:.2f} -> {after[-1]:.2f}", flush=True)
+    return {"WER before": mean(before), "WER after": mean(after), **judge_sound(clips, voices)}
+
+
+def speech(args: argparse.Namespace) -> dict[str, float]:
+    from engine.engine import Engine
+    from engine.request import SpeechRequest
+
+    voices = held_out_voices()
+    texts = datasets.load(args.texts, limit=args.limit).utterances
+    engine = Engine.from_config(str(ROOT / "configs/embedded.yaml"), model=str(args.model))
+    prompts = {name: engine.prepare_voice(str(v.file), transcript=v.transcript) for name, v in voices.items()}
+    made, names = [], list(voices)
+    for seed in range(args.seeds):
+        for number, text in enumerate(texts):
+            name = names[(number + seed) % len(names)]
+            vector = (number + seed) % 2 == 0
+            stream = engine.stream(SpeechRequest(text=text.text, voice=prompts[name], x_vector_only=vector, seed=seed))
+            pcm = np.concatenate([np.zeros(1, np.float32), *[chunk.pcm for chunk in stream]])
+            made.append((name, text, vector, pcm, stream.result))
+    engine.close()
+    recogniser, normalizer = asr.load("tiny.en"), WhisperEnglish()
+    rates = []
+    for name, text, vector, pcm, result in made:
+        heard = recogniser.transcribe(pcm, RATE)
+        rates.append(wer.score(text.text, heard.text, normalizer, no_speech=heard.no_speech).rate)
+        how = "x-vector" if vector else "in context"
+        print(f"{rates[-1]:.2f} {name} ({how}) {result.finish_reason}: {text.text} | {heard.text}", flush=True)
+    results = [result for *_, result in made]
+    bad = [r > 0.5 or not result.ok for r, result in zip(rates, results, strict=True)]
+    return {
+        "utterances": len(made),
+        "WER": mean(rates),
+        "WER, x-vector": mean([r for r, m in zip(rates, made, strict=True) if m[2]]),
+        "WER, in context": mean([r for r, m in zip(rates, made, strict=True) if not m[2]]),
+        "WER above 50 % or no end": mean([float(b) for b in bad]),
+        "x real time": mean([r.x_real_time for r in results]),
+        **judge_sound([(name, pcm) for name, _, _, pcm, _ in made], voices),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("codec", "speech"))
+    parser.add_argument("--model", type=Path, default=ROOT / "assets/embedded")
+    parser.add_argument("--texts", default="english", help="a prompt list of eval/")
+    parser.add_argument("--limit", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    scores = codec(args) if args.what == "codec" else speech(args)
+    for name, value in scores.items():
+        print(f"{name:28s} {value:.3f}")
+
+
+if __name__ == "__main__":
+    main()
