@@ -182,3 +182,15 @@ def test_rope_settings_are_read_as_either_transformers_writes_them():
     assert resolve_config({"codebook_dim": 512, "rope_theta": 500})["rope_theta"] == 500
     written_by_5 = {"codebook_dim": 512, "rope_parameters": {"rope_theta": 500, "rope_type": "default"}}
     assert resolve_config(written_by_5)["rope_theta"] == 500
+
+
+def test_the_published_geometry_can_be_built():
+    """On the meta device: names and shapes only. 1920 samples a frame, about 114 M parameters in the decoder."""
+    from engine.geometry import published_codec_config
+
+    config = published_codec_config()
+    with torch.device("meta"):
+        decoder = CodecDecoder(config["decoder_config"])
+        CodecEncoder(config["encoder_config"], config["encode_downsample_rate"])
+    assert decoder.samples_per_frame == 1920
+    assert 100e6 < sum(p.numel() for p in decoder.parameters()) < 130e6
