@@ -37,8 +37,8 @@ class QualityTab:
             with gr.Column(min_width=320, scale=2):
                 self.dataset = gr.Dropdown([*BUNDLED, UPLOADED], value="english", label="Sentences",
                                            elem_id="quality-dataset")  # fmt: skip
-                self.file = gr.File(label="A .txt (one sentence a line) or .tsv (with a column `text`)",
-                                    file_types=[".txt", ".tsv"], height=110, elem_id="quality-file")  # fmt: skip
+                self.file = gr.File(label="Your list: .txt, a sentence a line; or .tsv with a column text",
+                                    file_types=[".txt", ".tsv"], height=140, elem_id="quality-file")  # fmt: skip
                 with gr.Row():
                     self.size = gr.Slider(1, 64, value=8, step=1, label="How many", elem_id="quality-size")
                     self.level = gr.Slider(1, 64, value=2, step=1, label="At once", elem_id="quality-level")
@@ -47,7 +47,7 @@ class QualityTab:
                                           elem_id="quality-voices")  # fmt: skip
                 with gr.Row():
                     self.asr = gr.Dropdown(
-                        [("Whisper tiny.en (English, quick)", "tiny.en"), ("Whisper base (many languages)", "base")],
+                        [("Whisper tiny.en", "tiny.en"), ("Whisper base", "base")],
                         value="tiny.en", label="Who listens", elem_id="quality-asr",
                     )  # fmt: skip
                     self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="quality-seed")
@@ -178,10 +178,10 @@ def utterance_table(folder: RunFolder, scores: list[dict]) -> str:
             f'src="/chorus/runs/{name}/audio/{html.escape(row.id)}"></audio>'
         )
         lines.append(
-            f"<tr><td>{player}</td><td>{html.escape(row.text)}<br><small>{heard}</small></td>"
+            f"<tr><td>{html.escape(row.text)}<br><small>heard: {heard}</small><br>{player}</td>"
             f"<td>{html.escape(row.voice)}</td><td>{rate}</td><td>{cosines}</td><td>{opinions}</td><td>{flags}</td></tr>"
         )
-    names = ("Clip", "Asked, and heard", "Voice", "WER", "Cosine", "MOS", "Checks")
+    names = ("Asked, and heard", "Voice", "WER", "Cosine", "MOS", "Checks")
     head = "".join(f"<th>{n}</th>" for n in names)
     body = "".join(lines)
     return f'<div class="ch-clips"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
