@@ -50,7 +50,7 @@ class Trace:
         self._fd: int | None = None
         self._lines: list[str] = []
         self._lock = threading.Lock()
-        self._flushed_at = time.monotonic()
+        self._closing = threading.Event()
         if path is None:
             return
         try:
@@ -59,6 +59,7 @@ class Trace:
         except OSError as error:
             raise ConfigError(f"cannot write the trace {path}: {error.strerror}", field="trace") from error
         self.event("trace", wall=time.time(), pid=os.getpid(), **header)
+        threading.Thread(target=self._flush_now_and_then, name="chorus-trace", daemon=True).start()
 
     def __bool__(self) -> bool:
         """False when off: lets a caller skip work done for the trace alone."""
@@ -76,7 +77,7 @@ class Trace:
         text = _encode(line) + "\n"
         with self._lock:
             self._lines.append(text)
-            if len(self._lines) >= _FLUSH_LINES or now - self._flushed_at > _FLUSH_S:
+            if len(self._lines) >= _FLUSH_LINES:
                 self._write()
 
     def flush(self) -> None:
@@ -85,14 +86,18 @@ class Trace:
 
     def close(self) -> None:
         """Write what is buffered; later events are dropped."""
+        self._closing.set()
         with self._lock:
             self._write()
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
 
+    def _flush_now_and_then(self) -> None:
+        while not self._closing.wait(_FLUSH_S):
+            self.flush()
+
     def _write(self) -> None:
         if self._fd is not None and self._lines:
             os.write(self._fd, "".join(self._lines).encode())
         self._lines.clear()
-        self._flushed_at = time.monotonic()

@@ -26,6 +26,7 @@ from engine.errors import (
 from engine.process import EngineProcess
 from engine.request import SpeechRequest
 from tests.conftest import ROOT, small_engine_config
+from tests.processes import gone
 
 pytestmark = pytest.mark.slow
 TEXT = "Some words to speak for a while."
@@ -48,15 +49,6 @@ def pcm_of(stream):
 
 def pid_of(process) -> int:
     return process._child.process.pid
-
-
-def gone(pid, seconds):
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_the_child_speaks_like_the_engine_in_this_process(process, engine, name):

@@ -83,6 +83,17 @@ def test_lines_of_many_threads_stay_whole(tmp_path):
     assert {r.id: len(r.chunks) for r in data.requests} == {f"r{i}": 500 for i in range(4)}
 
 
+def test_the_last_events_reach_the_file_without_another(tmp_path):
+    """A process that is killed while it idles has lost nothing of before."""
+    trace = Trace(tmp_path / "t.jsonl")
+    trace.event("end", "r1", reason="stop", frames=3)
+    limit = time.monotonic() + 5
+    while "r1" not in (tmp_path / "t.jsonl").read_text():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    trace.close()
+
+
 def test_two_writers_share_a_file(tmp_path):
     """The server notes first bytes in the file of an engine that runs in a child process."""
     engine, server = Trace(tmp_path / "t.jsonl"), Trace(tmp_path / "t.jsonl")
