@@ -197,14 +197,10 @@ def norm_rotate(heads, start, weight, cos_sin, eps, out):
 
 
 @jit
-def before_attention(x, count, layer, table, positions, eps, query, key, value):
-    """x [M, H] to query [M, heads, d], key and value [M, kv_heads, d], first `count` rows; table [P, d] is read at
-    positions [M]."""
+def split_heads(qkv, count, layer, table, positions, eps, query, key, value):
+    """Projections [M, (heads + 2 * kv_heads) * d] to query [M, heads, d], key and value [M, kv_heads, d], normed and
+    rotated, first `count` rows; table [P, d] is read at positions [M]."""
     heads, groups, dim = query.shape[1], key.shape[1], layer.key_norm.shape[0]
-    normed = np.empty((count, x.shape[1]), np.float32)
-    qkv = np.empty((count, (heads + 2 * groups) * dim), np.float32)
-    rms_norm(x, count, layer.input_norm, eps, normed)
-    linear(normed, count, layer.qkv, qkv)
     for m in range(count):
         parts, cos_sin = qkv[m], table[positions[m]]
         for h in range(heads):
@@ -214,6 +210,16 @@ def before_attention(x, count, layer, table, positions, eps, query, key, value):
             start = (heads + groups + h) * dim
             for k in range(dim):
                 value[m, h, k] = parts[start + k]
+
+
+@jit
+def before_attention(x, count, layer, table, positions, eps, query, key, value):
+    """x [M, H] to what split_heads gives."""
+    normed = np.empty((count, x.shape[1]), np.float32)
+    qkv = np.empty((count, (query.shape[1] + 2 * key.shape[1]) * query.shape[2]), np.float32)
+    rms_norm(x, count, layer.input_norm, eps, normed)
+    linear(normed, count, layer.qkv, qkv)
+    split_heads(qkv, count, layer, table, positions, eps, query, key, value)
 
 
 @jit

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from engine.talker import cpu_kernels as kernels
@@ -114,19 +115,31 @@ class CpuStep(TorchStep):
         return x, slot, frame
 
     def layers(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > KERNEL_ROWS:
-            return super().layers(x, positions)
         g, count = self.model.geometry.talker, x.shape[0]
         query = torch.empty(count, g.heads, g.head_dim)
         key, value = torch.empty(count, g.kv_heads, g.head_dim), torch.empty(count, g.kv_heads, g.head_dim)
-        rows, where = x.numpy(), positions.to(torch.int64).numpy()
-        arrays = query.numpy(), key.numpy(), value.numpy()
+        where = positions.to(torch.int64).numpy()
+        heads = query.numpy(), key.numpy(), value.numpy()
         flat = query.flatten(1), key.flatten(1), value.flatten(1)
-        for layer, attention in zip(self.layer_arrays, self.model.attentions, strict=True):
-            kernels.before_attention(rows, count, layer, self.table, where, g.eps, *arrays)
-            attended = attention(*flat).numpy()
-            kernels.after_attention(rows, count, attended, layer, g.eps)
+        stack = decoder_layers(self.model.layers)
+        for layer, arrays, attention in zip(stack, self.layer_arrays, self.model.attentions, strict=True):
+            if count <= KERNEL_ROWS:
+                kernels.before_attention(x.numpy(), count, arrays, self.table, where, g.eps, *heads)
+                kernels.after_attention(x.numpy(), count, attention(*flat).numpy(), arrays, g.eps)
+                continue
+            qkv = F.linear(self._norm(x, arrays.input_norm), layer.qkv)
+            kernels.split_heads(qkv.numpy(), count, arrays, self.table, where, g.eps, *heads)
+            x += F.linear(attention(*flat), layer.output)
+            gate_up = F.linear(self._norm(x, arrays.post_norm), layer.gate_up)
+            active = torch.empty(count, g.intermediate)
+            kernels.swiglu(gate_up.numpy(), count, active.numpy())
+            x += F.linear(active, layer.down)
         return rms_norm(x, self.model.norm, g.eps)
+
+    def _norm(self, x: torch.Tensor, weight: np.ndarray) -> torch.Tensor:
+        out = torch.empty_like(x)
+        kernels.rms_norm(x.numpy(), x.shape[0], weight, self.model.geometry.talker.eps, out.numpy())
+        return out
 
     def speak(self, hidden: torch.Tensor, slot: torch.Tensor, frame: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
         g, state = self.model.geometry, self.slots

@@ -29,6 +29,10 @@ class HostReports:
         self._ready.clear()
         return rows
 
+    def wait(self) -> list[np.ndarray]:
+        """As collect: nothing is ever on its way."""
+        return self.collect()
+
 
 class PinnedReports:
     """A ring of pinned buffers, one per step, each with an event.
@@ -68,7 +72,7 @@ class PinnedReports:
         return ready
 
     def wait(self) -> list[np.ndarray]:
-        """All reports queued so far, waiting for them."""
+        """As collect, but the oldest report on its way is waited for. Empty when none is."""
         if self._pending:
-            self._pending[-1][1].synchronize()
+            self._pending[0][1].synchronize()
         return self.collect()

@@ -250,18 +250,23 @@ class Talker:
             torch.set_num_threads(threads)
 
     def _hand_out(self) -> list[TalkerFrames]:
-        reports = self.model.reports
-        collected = reports.collect()
-        waiting = any(entry.finish for entry in self._running.values())
-        if waiting and isinstance(reports, PinnedReports):
-            collected += reports.wait()  # a request that has ended must not miss its last frames
         codes: dict[int, list[np.ndarray]] = {}
-        for rows in collected:
-            for row in rows:
+
+        def take(reports: list[np.ndarray]) -> None:
+            for row in (row for rows in reports for row in rows):
                 entry = self._by_ticket.get(int(row[0]))
                 # a repeated step reports a frame again
                 if entry is not None and row[1] == entry.frames + len(codes.get(entry.ticket, ())):
                     codes.setdefault(entry.ticket, []).append(row[2:])
+
+        def missing() -> bool:
+            """Whether a request that has ended lacks frames: then they are waited for, else never."""
+            entries = self._running.values()
+            return any(e.finish and e.frames + len(codes.get(e.ticket, ())) < e.told for e in entries)
+
+        take(self.model.reports.collect())
+        while missing() and (waited := self.model.reports.wait()):
+            take(waited)
         frames = []
         for entry in list(self._running.values()):
             new = codes.get(entry.ticket, [])
