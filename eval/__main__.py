@@ -232,8 +232,8 @@ def _render(args: argparse.Namespace) -> int:
     from eval.folder import RunFolder
 
     folder = RunFolder.open(args.folder)
-    rerender(folder)
-    print(f"{folder.path}/report.html")
+    rerender(folder, Path(args.out) if args.out else None, args.clips)
+    print(f"{args.out or folder.path}/report.html")
     return 0
 
 
@@ -275,6 +275,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(run=_compare)
     render = commands.add_parser("report", help="make summary.json and report.html again from a run folder")
     render.add_argument("folder")
+    render.add_argument("--out", help="write them to this folder instead")
+    render.add_argument("--clips", type=int, default=10, help="how many of the worst clips the page carries")
     render.set_defaults(run=_render)
     fetch = commands.add_parser("fetch", help="download the weights of the judges now")
     fetch.add_argument("names", nargs="*")

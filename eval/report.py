@@ -20,8 +20,8 @@ PLAYER_S = 40.0  # of a clip that goes into the page; a runaway of minutes does 
 _PAGE = Path(__file__).with_name("report.html.j2")
 
 
-def render(folder: RunFolder, figures: dict[str, Any]) -> str:
-    """The page of a run; `figures` is the content of summary.json."""
+def render(folder: RunFolder, figures: dict[str, Any], clips: int = summary.WORST) -> str:
+    """The page of a run with its `clips` worst clips; `figures` is the content of summary.json."""
     rows, scores = folder.rows(), folder.scores()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(_PAGE.read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ def render(folder: RunFolder, figures: dict[str, Any]) -> str:
         s=figures,
         scored=bool(scores),
         plots=_plots(figures["figures"], rows, scores),
-        clips=[_clip(folder, row, score) for row, score in summary.worst(folder)],
+        clips=[_clip(folder, row, score) for row, score in summary.worst(folder, clips)],
         wer_columns=_unique((asr, n) for f in figures["figures"] for asr, by in f["wer"].items() for n in by),
         encoders=_unique(name for f in figures["figures"] for name in f["similarity"]),
         mos_columns=_unique((name, v["model"]) for f in figures["figures"] for name, v in f["mos"].items()),

@@ -246,12 +246,16 @@ class Run:
         return judges
 
 
-def rerender(folder: RunFolder) -> dict:
-    """Figures and page again from what is on disk; no server and no model is needed."""
+def rerender(folder: RunFolder, out: Path | None = None, clips: int = summary.WORST) -> dict:
+    """Figures and page again from what is on disk, to the run's folder or to `out`; needs no server and no model."""
     folder.finish_audio()
     result = summary.build(folder, folder.facts.get("judges", {}))
-    folder.write_json("summary.json", result)
-    folder.write_text("report.html", report.render(folder, result))
+    target = folder
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        target = RunFolder(out)
+    target.write_json("summary.json", result)
+    target.write_text("report.html", report.render(folder, result, clips))
     return result
 
 

@@ -118,7 +118,8 @@ def test_it_is_rendered_again_without_a_server(texts, tmp_path):
     (tmp_path / "run" / "report.html").unlink()
     assert rerender(RunFolder.open(tmp_path / "run"))["figures"] == result["figures"]
     assert (tmp_path / "run" / "report.html").is_file()
-    assert main(["report", str(tmp_path / "run")]) == 0
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "copy"), "--clips", "2"]) == 0
+    assert {p.name for p in (tmp_path / "copy").iterdir()} == {"summary.json", "report.html"}
     with pytest.raises(EvalError, match="no speech server"):
         Run.new(tmp_path / "other", settings).execute()
 
