@@ -23,6 +23,7 @@ from eval.errors import EvalError
 from eval.targets import Answer, Ask
 
 CONNECT_S = 10.0
+FRAME_S = 0.08  # of the 12 Hz family
 _RIFF_DATA_SEARCH = 65_536  # bytes in which a WAV's data chunk must begin
 
 
@@ -153,7 +154,7 @@ class HttpTarget:
         answer = Answer(time.monotonic(), sample_rate=self.settings.sample_rate, seed=ask.seed)
         try:
             async with asyncio.timeout(ask.deadline_s):
-                return await self._receive(request, answer)
+                return await self._receive(request, answer, ask.frames)
         except TimeoutError:
             return answer.end("deadline", f"not complete after {ask.deadline_s} s")
         except httpx.HTTPError as error:
@@ -161,7 +162,7 @@ class HttpTarget:
         except ValueError as error:  # a body that is not what it says
             return answer.end("server_error", str(error))
 
-    async def _receive(self, request: httpx.Request, answer: Answer) -> Answer:
+    async def _receive(self, request: httpx.Request, answer: Answer, frames: int | None) -> Answer:
         response = await self._client.send(request, stream=True)
         try:
             if not response.is_success:
@@ -177,7 +178,7 @@ class HttpTarget:
             body = response.aiter_bytes()
             failure = await (_events if self.settings.transport == "sse" else _bytes)(body, reader, answer)
             answer.sample_rate = reader.sample_rate
-            return answer.end("server_error", failure) if failure else _judge(answer)
+            return answer.end("server_error", failure) if failure else _judge(answer, frames)
         finally:
             await response.aclose()
 
@@ -185,11 +186,14 @@ class HttpTarget:
         await self._client.aclose()
 
 
-def _judge(answer: Answer) -> Answer:
+def _judge(answer: Answer, frames: int | None) -> Answer:
     """A server that tells how a stream ended (ours: finish_reason in the done event) is believed."""
-    if answer.finish_reason not in ("", "stop"):
-        return answer.end("unfinished", answer.finish_reason)
-    return answer.end("ok")
+    if answer.finish_reason in ("", "stop"):
+        return answer.end("ok")
+    samples = sum(chunk.size for chunk in answer.chunks)
+    if answer.finish_reason == "length" and frames is not None and samples == frames * FRAME_S * answer.sample_rate:
+        return answer.end("ok")  # exactly what was asked for
+    return answer.end("unfinished", answer.finish_reason)
 
 
 async def _bytes(body: AsyncIterator[bytes], reader: PcmReader, answer: Answer) -> str:

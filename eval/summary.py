@@ -205,6 +205,11 @@ def footnotes(facts: dict, figures: Sequence[dict], *, scored: bool) -> list[str
         notes.append("Random weights: times are real, the sound is noise, and scores of it mean nothing.")
     if any(t.get("kind") == "engine" for t in facts["targets"].values()):
         notes.append("The engine ran on the machine of the client, which shares its cores.")
+    if any(t.get("kind") == "http" and t.get("transport") == "audio" for t in facts["targets"].values()):
+        notes.append(
+            "The server sent bare audio, which does not tell whether a text was spoken to its end: a stream that was "
+            "cut counts as complete here (the event transport tells; so do the checks)."
+        )
     spoilt = [f["title"] for f in figures if f["client_spoilt"]]
     if spoilt:
         notes.append(

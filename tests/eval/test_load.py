@@ -159,6 +159,19 @@ def test_what_the_events_say_about_the_end_is_believed(known, more, status):
     assert rows[0].status == status
 
 
+def test_a_fixed_length_that_is_reached_is_no_cut(known):
+    async def one(frames):
+        target = HttpTarget(ServerSettings(known.url, voices="none", transport="sse"))
+        text = timetable([[0, 0.8], [0.05, 0.8]], finish="length")  # 20 frames
+        answer = await target.speak(load.Ask("x", text, "", "english", 1, 5.0, frames))
+        await target.close()
+        return answer.status
+
+    assert asyncio.run(one(20)) == "ok" and known.bodies[-1]["max_new_tokens"] == 20
+    assert asyncio.run(one(50)) == "unfinished"
+    assert asyncio.run(one(None)) == "unfinished"
+
+
 def test_no_server_is_said_before_anything_is_timed():
     target = HttpTarget(ServerSettings("http://127.0.0.1:9/v1", voices="none"))
     with pytest.raises(EvalError, match="no speech server"):
