@@ -34,6 +34,11 @@ class Unauthorized(InvalidRequest):
     http_status = 401
 
 
+class CrossSite(InvalidRequest):
+    code = "cross_site"
+    http_status = 403
+
+
 class UnknownModel(InvalidRequest):
     code = "model_not_found"
     http_status = 404

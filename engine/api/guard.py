@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.api.errors import BodyTooLarge, RateLimited, Unauthorized, error_response
+from engine.api.errors import BodyTooLarge, CrossSite, RateLimited, Unauthorized, error_response
 from engine.api.settings import ServerSettings
 from engine.errors import ChorusError
 
@@ -66,6 +66,9 @@ class Guard:
             kind, _, key = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
                 return Unauthorized("this server wants its API key as Authorization: Bearer KEY")
+        elif headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] in ("POST", "DELETE"):
+            # Without a key, any web page that a user of this machine opens could speak and save voices here.
+            return CrossSite("web pages of other sites may not use this server; set CHORUS_API_KEY and send it")
         if self._limiter is not None and scope["method"] in ("POST", "DELETE"):
             client = (scope.get("client") or ("local", 0))[0]
             if wait := self._limiter.wait_s(client):

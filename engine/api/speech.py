@@ -209,7 +209,7 @@ def speech_router(service: SpeechService) -> APIRouter:
         response_class=Response,
         responses={
             200: {"description": "Audio; with stream_format sse, events.", "content": audio},
-            **documented(400, 401, 404, 413, 415, 429, 500, 503, 504),
+            **documented(400, 401, 403, 404, 413, 415, 429, 500, 503, 504),
         },
         openapi_extra={
             "requestBody": {

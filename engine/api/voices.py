@@ -51,7 +51,7 @@ def speaker_object(name: str) -> dict[str, Any]:
 
 def voices_router(engine: Any, settings: ServerSettings) -> APIRouter:
     router = APIRouter(prefix="/v1/audio/voices")
-    refusals = documented(400, 401, 404, 413, 415, 429, 500, 503)
+    refusals = documented(400, 401, 403, 404, 413, 415, 429, 500, 503)
 
     @router.get("", responses=refusals)
     async def list_voices() -> JSONResponse:

@@ -13,6 +13,8 @@ import numpy as np
 import openai
 import psutil
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
 
 from engine.audio import pcm16
 from engine.request import SpeechRequest
@@ -79,6 +81,28 @@ def test_a_client_that_leaves_frees_the_real_slot(real, base_url, at_rest):
     asyncio.run(leave())
     assert wait_until(lambda: real.metrics().get("finished_cancelled", 0) == before + 1, 5)
     assert wait_until(lambda: gauges(real) == at_rest), gauges(real)
+
+
+def test_the_schema_finds_no_fault_in_the_real_engine(real):
+    """As test_schema.py, with texts, limits and sampling settings that reach the models."""
+    operation = schemathesis.openapi.from_asgi("/openapi.json", create_app(real))["/v1/audio/speech"]["POST"]
+    answers: Counter = Counter()
+
+    @given(case=operation.as_strategy())
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def ask(case):
+        if isinstance(case.body, dict):
+            case.body.pop("model", None)  # mostly wrong, and then nothing else is tried
+            case.body.pop("ref_audio", None)
+        status = case.call().status_code
+        answers[status] += 1
+        # 504 is what a deadline of less than a millisecond asks for.
+        assert status < 500 or (status == 504 and "deadline_s" in case.body), status
+
+    ask()
+    print(f"\nanswers: {dict(answers)}")
+    assert answers[200] >= 3 and answers[400] >= 3
+    assert real.state == "ready" and real.restarts == 0
 
 
 BAD = [

@@ -332,6 +332,19 @@ def test_a_key_guards_the_api_and_nothing_else(engine):
     assert client.get("/health").status_code == client.get("/metrics").status_code == 200
 
 
+def test_other_sites_pages_are_kept_out_where_no_key_does_it(engine):
+    """A form of any page in the user's browser reaches 127.0.0.1; browsers say where it comes from."""
+    form = {"data": {"input": "Hi."}, "files": {"ref_audio": CLIP}}
+    client = TestClient(create_app(engine))
+    refusal(client.post(URL, **form, headers={"sec-fetch-site": "cross-site"}), 403, "cross_site", None)
+    assert engine.requests == []
+    for site in ("same-origin", "none"):
+        assert client.post(URL, **form, headers={"sec-fetch-site": site}).status_code == 200
+    client = TestClient(create_app(engine, ServerSettings(api_key="secret")))
+    headers = {"sec-fetch-site": "cross-site", "authorization": "Bearer secret"}
+    assert client.post(URL, **form, headers=headers).status_code == 200
+
+
 def test_large_bodies_are_refused_whether_or_not_they_say_so(engine):
     client = TestClient(create_app(engine, ServerSettings(max_body_bytes=2000)), raise_server_exceptions=False)
     body = json.dumps({"input": "x" * 3000}).encode()
