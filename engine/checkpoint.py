@@ -136,6 +136,11 @@ class Checkpoint:
         """ "random" for dummy weights and for checkpoints that say so themselves, else "trained"."""
         return "random" if self.load_format == "dummy" or self.config.get("random_weights") else "trained"
 
+    @property
+    def notice(self) -> str:
+        """What the checkpoint's makers want every user told (`notice` in config.json), or ""."""
+        return str(self.config.get("notice") or "")
+
     @cached_property
     def id(self) -> str:
         """Stable short hash of configs and tensor headers; keys voice caches."""

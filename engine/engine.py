@@ -276,4 +276,5 @@ class Engine:
             config_hash=self.config.hash,
             versions={"torch": torch.__version__, "vllm": vllm.__version__, "transformers": version("transformers")},
             startup_s=round(startup_s, 2),
+            notice=self.checkpoint.notice,
         )

@@ -27,11 +27,13 @@ class EngineInfo:
     config_hash: str
     versions: dict[str, str]
     startup_s: float
+    notice: str = ""  # a limit of the checkpoint that every user must know
 
 
 def describe(info: EngineInfo) -> str:
-    """One line for people."""
+    """A line for people, and the checkpoint's notice if it has one."""
     weights = "RANDOM WEIGHTS: noise, not speech" if info.weights == "random" else "trained weights"
-    return (
+    line = (
         f"{info.model} ({info.task}, {weights}) on {info.device_name}, {info.dtype}, {info.scheduler_mode} scheduling"
     )
+    return f"{line}\nnotice: {info.notice}" if info.notice else line

@@ -113,6 +113,8 @@ def banner_html(handle: EngineHandle) -> str:
             f"{info.model} has never been trained: it makes noise, not speech. It shows the machinery and its speed; "
             "load a trained checkpoint with --model.",
         )
+    if info.notice:
+        return _banner("warning", f"{info.model}", info.notice)
     if handle.config.model == EMBEDDED_MODEL:
         return _banner(
             "info",

@@ -30,6 +30,8 @@ def model_config(settings: dict, special: dict[str, int]) -> dict:
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_size": "embedded",
         "tts_model_type": "base",
+        # Shown wherever the model is; empty it once the scores in README.md are met.
+        "notice": settings["notice"],
         "im_start_token_id": special["<|im_start|>"],
         "im_end_token_id": special["<|im_end|>"],
         "tts_pad_token_id": special["<tts_pad>"],
