@@ -312,7 +312,9 @@ def _run_arguments(p: argparse.ArgumentParser) -> None:
     who.add_argument("--voices-by", default="clip", choices=("name", "clip", "none"))
     who.add_argument("--extra", default="{}", help="JSON put into every request; null drops a field")
     judges = p.add_argument_group("judges (commas; empty for none)")
-    judges.add_argument("--asr", help="tiny.en, base, another Whisper name, or a checkpoint file")
+    judges.add_argument(
+        "--asr", help="tiny.en, base, another Whisper name, a checkpoint file, or hf:<folder or hub id>"
+    )
     judges.add_argument("--speakers", help="ge2e, dvector, wavlm:<folder or hub id>")
     judges.add_argument("--mos", help="dnsmos, distillmos, utmos:<file>")
     judges.add_argument("--no-score", action="store_true")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eval import models
+from eval import hf_whisper, models
 from eval.errors import EvalError, ModelUnavailable
 from eval.pcm import loudest_dbfs, resample
 from eval.threads import torch_threads
@@ -68,7 +68,7 @@ class Transcriber:
 
     def __init__(self, model, name: str) -> None:
         self._model = model
-        self.name = f"whisper-{name}"
+        self.name = name if name.startswith("whisper") else f"whisper-{name}"
         self.multilingual: bool = model.is_multilingual
         self._turn = threading.Lock()
 
@@ -175,7 +175,8 @@ def load(name: str = "tiny.en", device: str = "cpu") -> Transcriber:
     """A Whisper model by name.
 
     `tiny.en` and `base` come from packages (`eval.models`, no hub). Any other name openai-whisper knows
-    (`large-v3`, ...) is fetched by it, and a path to one of its checkpoints is read as it is.
+    (`large-v3`, ...) is fetched by it, a path to one of its checkpoints is read as it is, and `hf:<folder or hub id>`
+    takes a Whisper of transformers.
 
     Raises:
         ModelUnavailable: unknown name, unreadable file, or no network.
@@ -188,12 +189,15 @@ def load(name: str = "tiny.en", device: str = "cpu") -> Transcriber:
             heads = whisper._ALIGNMENT_HEADS[name]  # a checkpoint given by path would get a rougher fall-back
             model.set_alignment_heads(heads)
             return Transcriber(model, name)
+        if name.startswith("hf:"):
+            source = name.removeprefix("hf:")
+            return Transcriber(hf_whisper.load(source, device), source.rstrip("/").rsplit("/", 1)[-1])
         if Path(name).is_file():
             return Transcriber(whisper.load_model(name, device=device), Path(name).stem)
         if name in whisper.available_models():
             root = str(models.cache_folder() / "whisper")
             return Transcriber(whisper.load_model(name, device=device, download_root=root), name)
-    except (OSError, RuntimeError, KeyError, EOFError) as error:
+    except (OSError, RuntimeError, KeyError, EOFError, ValueError) as error:
         raise ModelUnavailable(
             f"Whisper '{name}' could not be loaded ({error}); tiny.en and base need no download from a hub",
             field="asr",

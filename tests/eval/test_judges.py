@@ -101,6 +101,28 @@ def test_an_unknown_judge_is_named_with_the_known_ones(load):
         load("no-such")
 
 
+def test_a_whisper_of_transformers_becomes_the_same_model(tmp_path):
+    """On small random weights: equal encoder output and equal logits in both programs."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    config = WhisperConfig(
+        vocab_size=51865, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=128, decoder_ffn_dim=128, max_source_positions=1500,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = WhisperForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path / "whisper-small-random")
+    ours = asr.load(f"hf:{tmp_path}/whisper-small-random")
+    assert ours.name == "whisper-small-random" and ours.multilingual
+    mel, tokens = torch.randn(1, 80, 3000), torch.tensor([[50258, 50259, 50359, 50363, 400]])
+    with torch.inference_mode():
+        a = theirs(input_features=mel, decoder_input_ids=tokens).logits
+        b = ours._model(mel, tokens)
+    assert torch.allclose(a, b, atol=1e-4), (a - b).abs().max()
+    with pytest.raises(ModelUnavailable, match="could not be loaded"):
+        asr.load(f"hf:{tmp_path}/nothing")
+
+
 # ---- weights -----------------------------------------------------------------------------------------------------
 
 
