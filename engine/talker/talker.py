@@ -20,6 +20,8 @@ from engine.talker.geometry import TalkerGeometry
 from engine.talker.settings import TalkerSettings
 from engine.talker.slots import PromptRows, SlotOptions, SlotPool
 
+LONG_PREFILL = 512  # rows from which a step on the CPU uses all threads
+
 
 class Weights(Protocol):
     """What the talker asks of a checkpoint (engine/checkpoint.py)."""
@@ -51,7 +53,7 @@ class _Running:
     id: str
     slot: int
     ticket: int
-    max_frames: int
+    length: int  # rows of the prompt
     frames: int = 0  # handed out
     told: int = 0  # frames vLLM has confirmed
     finish: str | None = None
@@ -180,7 +182,7 @@ class Talker:
         length = prompt.prefill.shape[0]
         slot = self._pool.take()
         self._ticket += 1
-        entry = _Running(id, slot, self._ticket, options.max_frames)
+        entry = _Running(id, slot, self._ticket, length)
         with torch.inference_mode():
             self.model.slots.write(slot, entry.ticket, prompt, options)
         # vLLM knows the request by its ticket: an id may be used again while vLLM still forgets its first use
@@ -237,10 +239,11 @@ class Talker:
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[None]:
-        """One thread for decode steps on the CPU: their loops are too short to be worth a barrier each, and where
-        cores are shared a barrier waits for whoever holds them. Prefill uses all."""
+        """One thread for a step on the CPU unless it has a long prefill: short loops are not worth a barrier each, and
+        where other programs want the cores, every barrier waits for whoever holds one (ten times slower, measured)."""
         threads = torch.get_num_threads()
-        if threads == 1 or self.model.head.is_cuda or any(not entry.told for entry in self._running.values()):
+        new = sum(entry.length for entry in self._running.values() if not entry.told)
+        if threads == 1 or self.model.head.is_cuda or new > LONG_PREFILL:
             yield
             return
         torch.set_num_threads(1)
