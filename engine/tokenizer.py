@@ -23,11 +23,16 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
             return _byte_tokenizer(checkpoint)
         raise CheckpointError(f"{folder} holds no tokenizer (vocab.json and merges.txt)", field="model")
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # transformers does not know model_type qwen3_tts and warns of it at every start
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:
         raise CheckpointError(f"the tokenizer in {folder} cannot be read: {error}", field="model") from error
+    finally:
+        logging.set_verbosity(verbosity)
     return lambda text: list(tokenizer(text)["input_ids"])
 
 
