@@ -47,7 +47,7 @@ browser:  ## a Chromium for the page tests, where there is none
 		(apt-get update -qq && apt-get install -y -qq chromium) || $(PY) -m playwright install chromium
 
 test: $(READY) browser  ## every test that runs on this machine
-	$(PY) -m pytest
+	OMP_NUM_THREADS=1 $(PY) -m pytest
 
 GOLDEN = .venv-golden
 golden:  ## make tests/golden again with the reference implementation (minutes; needs no GPU)

@@ -38,6 +38,7 @@ class TalkerConfig(Section):
     capture_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 480, 640, 960, 1280)
     predictor: Literal["auto", "fused", "plain"] = "auto"
     deterministic: bool = False  # vLLM's batch-invariant kernels
+    self_check: bool = True  # CUDA graphs: compare graph and eager at start, refuse to serve if they differ
 
 
 class CodecConfig(Section):

@@ -57,6 +57,7 @@ def talker_settings(config: EngineConfig, device: torch.device) -> TalkerSetting
         capture_sizes=t.capture_sizes,
         predictor=t.predictor,
         deterministic=t.deterministic,
+        self_check=t.self_check,
     )
 
 
