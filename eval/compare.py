@@ -5,9 +5,10 @@ there, so the interval is of the paired difference (bootstrap over requests), wh
 intervals side by side. A verdict is
 
     same      the interval lies within the tolerance
-    worse     the interval lies beyond the tolerance on the bad side
     better    the interval lies beyond the tolerance on the good side
-    unclear   neither: too few requests, or too much noise
+    no worse  the interval ends within the tolerance on the bad side and reaches beyond it on the good one
+    worse     the interval lies beyond the tolerance on the bad side
+    unclear   none of these: too few requests, or too much noise
 """
 
 from __future__ import annotations
@@ -178,7 +179,9 @@ def verdict(bad: tuple[float, float] | None, limit: float) -> str:
         return "worse"
     if bad[1] < -limit:
         return "better"
-    return "same" if bad[1] <= limit else "unclear"
+    if bad[1] > limit:
+        return "unclear"
+    return "same" if bad[0] >= -limit else "no worse"
 
 
 # ---- speed: ratios -----------------------------------------------------------------------------------------------

@@ -203,6 +203,7 @@ def footnotes(facts: dict, figures: Sequence[dict], *, scored: bool) -> list[str
         )
     if any(t.get("weights") == "random" for t in facts["targets"].values()):
         notes.append("Random weights: times are real, the sound is noise, and scores of it mean nothing.")
+    notes += dict.fromkeys(f"The model says: {t['notice']}" for t in facts["targets"].values() if t.get("notice"))
     if any(t.get("kind") == "engine" for t in facts["targets"].values()):
         notes.append("The engine ran on the machine of the client, which shares its cores.")
     if any(t.get("kind") == "http" and t.get("transport") == "audio" for t in facts["targets"].values()):

@@ -18,7 +18,7 @@ from eval.datasets import Reference
 MAX_THREADS = 512
 _DESCRIBED = (
     *("model", "checkpoint_id", "task", "weights", "device", "device_name", "dtype", "scheduler_mode"),
-    *("config", "config_hash", "versions", "startup_s"),
+    *("config", "config_hash", "versions", "startup_s", "notice"),
 )
 GRACE_S = 2.0  # past a request's deadline before the client stops waiting for the engine's own ending
 
