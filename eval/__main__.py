@@ -15,9 +15,10 @@ import yaml
 
 from engine.errors import ChorusError
 from eval.errors import EvalError
-from eval.runs import Progress, Run, rerender
+from eval.runs import Run, rerender
 from eval.scoring import ScoreSettings
 from eval.settings import RunSettings, TargetSpec, read_experiment
+from eval.terminal import headline, print_progress
 
 DEFAULT_CONFIG = "configs/embedded.yaml"
 
@@ -39,10 +40,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.resume:
         from eval.folder import RunFolder
 
-        run = Run(RunFolder.open(args.resume), on_progress=_print_progress, open_target=_with_key(args))
+        run = Run(RunFolder.open(args.resume), on_progress=print_progress, open_target=_with_key(args))
     else:
         settings = _settings(args, {"": _target(args)})
-        run = Run.new(_out(args), settings, on_progress=_print_progress, open_target=_with_key(args))
+        run = Run.new(_out(args), settings, on_progress=print_progress, open_target=_with_key(args))
     return _execute(run)
 
 
@@ -57,11 +58,11 @@ def _ab(args: argparse.Namespace) -> int:
     if args.resume:
         from eval.folder import RunFolder
 
-        run = Run(RunFolder.open(args.resume), on_progress=_print_progress, open_target=_with_key(args))
+        run = Run(RunFolder.open(args.resume), on_progress=print_progress, open_target=_with_key(args))
     else:
         variants, title = _sides(args)
         args.title = args.title or title
-        run = Run.new(_out(args), _settings(args, variants), on_progress=_print_progress, open_target=_with_key(args))
+        run = Run.new(_out(args), _settings(args, variants), on_progress=print_progress, open_target=_with_key(args))
     code = _execute(run)
     if code:
         return code
@@ -97,36 +98,9 @@ def _execute(run: Run) -> int:
         return 1
     print(file=sys.stderr)
     for figure in result["figures"]:
-        print(json.dumps(_headline(figure), ensure_ascii=False))
+        print(json.dumps(headline(figure), ensure_ascii=False))
     print(f"{run.folder.path}/report.html")
     return 0
-
-
-def _headline(figure: dict[str, Any]) -> dict[str, Any]:
-    m = figure["load"]
-    line: dict[str, Any] = {"load": figure["title"]}
-    if figure["variant"]:
-        line = {"variant": figure["variant"]} | line
-    line |= {"ok": m["ok"], "requests": m["requests"], "failures": m["failures"]}
-    for name in ("ttfa_ms", "audible_ttfa_ms", "e2e_ms"):
-        if m[name]:
-            line[name] = {key: round(m[name][key], 1) for key in ("mean", "p50", "p95", "p99")}
-    line |= {key: round(m[key], 3) for key in ("x_real_time", "requests_per_s", "mean_audio_s") if m[key] is not None}
-    line["underrun_events"] = m["underrun_events"]
-    for asr, by_normalizer in figure["wer"].items():
-        for normalizer, w in by_normalizer.items():
-            rates = {"macro": w["macro"], "filtered": w["macro_filtered"], "micro": w["micro"]}
-            line[f"WER {asr} / {normalizer}"] = {k: round(v, 4) for k, v in rates.items() if v is not None} | {
-                "above half": w["above_half"],
-                "scored": w["scored"],
-            }
-    for model, v in figure["similarity"].items():
-        if v["mean"] is not None:
-            line[f"similarity {model}"] = {"mean": round(v["mean"], 3), "own nearest": v["nearest_is_own"]}
-    line |= {name: round(v["mean"], 2) for name, v in figure["mos"].items()}
-    if figure["checks"]:
-        line["checks"] = figure["checks"]
-    return line
 
 
 def _settings(args: argparse.Namespace, variants: dict[str, TargetSpec]) -> RunSettings:
@@ -197,20 +171,6 @@ def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
 
 def _out(args: argparse.Namespace) -> Path:
     return Path(args.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}")
-
-
-_last: tuple[float, str] = (0.0, "")
-
-
-def _print_progress(p: Progress) -> None:
-    global _last
-    now = time.monotonic()
-    if p.stage == _last[1] and now - _last[0] < 0.5 and p.done != p.total:
-        return
-    _last = (now, p.stage)
-    left = "" if p.left_s is None else f", {p.left_s:.0f} s left"
-    end = "\r" if sys.stderr.isatty() else "\n"
-    print(f"{p.stage}: {p.detail} {p.done}/{p.total}{left}".ljust(78), end=end, file=sys.stderr, flush=True)
 
 
 # ---- compare, report, fetch --------------------------------------------------------------------------------------
