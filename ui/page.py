@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from engine.config import EMBEDDED_MODEL
 from ui.clone_tab import CloneTab
 from ui.engine_tab import EngineTab
 from ui.handle import EngineHandle
@@ -115,13 +115,9 @@ def banner_html(handle: EngineHandle) -> str:
         )
     if info.notice:
         return _banner("warning", f"{info.model}", info.notice)
-    if handle.config.model == EMBEDDED_MODEL:
-        return _banner(
-            "info",
-            "The embedded voice",
-            "a small model made for this project so that the page speaks without a download. English only, and far "
-            "from a published Qwen3-TTS checkpoint, which --model or the Engine tab loads.",
-        )
+    notice = Path(handle.config.model_path) / "notice.txt"  # what a checkpoint's makers want told beside it
+    if notice.is_file():
+        return _banner("warning", f"The model {info.model}", notice.read_text(encoding="utf-8")[:500].strip())
     about = f"{info.model}, {info.task}, on {info.device_name}, {info.dtype}."
     return _banner("info", "Ready", about)
 
