@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -115,9 +114,6 @@ def banner_html(handle: EngineHandle) -> str:
         )
     if info.notice:
         return _banner("warning", f"{info.model}", info.notice)
-    notice = Path(handle.config.model_path) / "notice.txt"  # what a checkpoint's makers want told beside it
-    if notice.is_file():
-        return _banner("warning", f"The model {info.model}", notice.read_text(encoding="utf-8")[:500].strip())
     about = f"{info.model}, {info.task}, on {info.device_name}, {info.dtype}."
     return _banner("info", "Ready", about)
 
