@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval import datasets, load, provenance, report, summary
@@ -224,6 +224,8 @@ class Run:
         settings = self.settings.score
         if settings is None or not settings.any:
             return {}
+        if not all(clones(target) for target in self.folder.facts["targets"].values()):
+            settings = replace(settings, speakers=())  # preset and designed voices have no reference to be like
         have = {score["id"] for score in self.folder.scores()}
         rows = [r for r in self.folder.rows() if not r.warmup and r.audio and r.status in SCORED]
         left = [r for r in rows if r.id not in have]
@@ -257,6 +259,11 @@ def rerender(folder: RunFolder, out: Path | None = None, clips: int = summary.WO
     target.write_json("summary.json", result)
     target.write_text("report.html", report.render(folder, result, clips))
     return result
+
+
+def clones(target: dict) -> bool:
+    """Whether a target (as it describes itself) speaks in the voice of a reference clip."""
+    return target.get("task", "Base") == "Base" and target.get("voices") != "none"
 
 
 def _dataset(settings: RunSettings) -> Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -123,7 +124,8 @@ class EngineTarget:
             who: dict[str, Any] = {"voice": self._voices.get(ask.voice, ask.voice)}
         elif self.engine.info.task == "CustomVoice":
             speakers = self.engine.info.speakers
-            who = {"speaker": ask.voice if ask.voice in speakers else speakers[0]}
+            turn = zlib.crc32(ask.voice.encode()) % len(speakers)  # bundled voices stand for its speakers, one each
+            who = {"speaker": ask.voice if ask.voice in speakers else speakers[turn]}
         else:
             who = {"instruct": "A calm voice that speaks clearly."}
         return SpeechRequest(

@@ -12,7 +12,7 @@ from eval.__main__ import main
 from eval.datasets import bundled_voices
 from eval.errors import EvalError, RunFolderError
 from eval.folder import RunFolder
-from eval.runs import Run, rerender
+from eval.runs import Run, clones, rerender
 from eval.scoring import ScoreSettings
 from eval.settings import RunSettings, TargetSpec, read_experiment
 from tests.eval.known_server import RATE, serving
@@ -239,6 +239,11 @@ def test_verdicts(bad, limit, expected):
     assert compare.verdict(bad, limit) == expected
 
 
+def test_only_clones_are_compared_with_a_reference():
+    assert clones({"kind": "engine", "task": "Base"}) and clones({"kind": "http", "voices": "clip"})
+    assert not clones({"kind": "engine", "task": "CustomVoice"}) and not clones({"kind": "http", "voices": "none"})
+
+
 # ---- with the judges ---------------------------------------------------------------------------------------------
 
 
@@ -249,8 +254,9 @@ def test_scores_of_speech_whose_words_and_speakers_are_known(known, tmp_path, ca
     lines = ["id\ttext\tvoice"] + [f"{n}\t{r.transcript}\t{n}" for n, r in voices.items()]
     lines.append(f"foreign\t{voices['Daniel'].transcript}\tHeart")
     (tmp_path / "known.tsv").write_text("\n".join(lines))
+    recital = TargetSpec("server", server={"url": known.url, "voices": "name"})
     settings = RunSettings(
-        dataset=str(tmp_path / "known.tsv"), voices=tuple(voices), variants={"": server(known)}, cells=("c2",),
+        dataset=str(tmp_path / "known.tsv"), voices=tuple(voices), variants={"": recital}, cells=("c2",),
         warmup=0, score=ScoreSettings(mos=("distillmos",)), keep_audio="worst",
     )  # fmt: skip
     (figure,) = Run.new(tmp_path / "run", settings).execute()["figures"]
