@@ -95,7 +95,8 @@ class CodecStage:
             launch = self._launched.popleft()
             pcm = launch.decoded.wait()
             ms = 1e3 * (time.monotonic() - launch.at)
-            self._trace.event("codec", ms=ms, streams=len(launch.jobs), frames=launch.frames)
+            streams, graph = len(launch.jobs), launch.decoded.graph
+            self._trace.event("codec", ms=ms, streams=streams, frames=launch.frames, graph=graph)
             for job, samples in zip(launch.jobs, pcm, strict=True):
                 job.in_flight -= launch.frames
                 if self._jobs.get(job.id) is job:

@@ -97,6 +97,7 @@ def scheduler_settings(config: EngineConfig, runner: CodecRunner) -> SchedulerSe
         max_batch=codec.max_batch,
         batching=codec.batching,
         admission=admission,
+        gather=codec.gather,
         captured=frozenset(runner.captured),
     )
 

@@ -62,9 +62,10 @@ class StreamDecoder(Protocol):
 class Decoded:
     """PCM that may still be on its way from the device."""
 
-    def __init__(self, pieces: list[Tensor], event: torch.cuda.Event | None) -> None:
+    def __init__(self, pieces: list[Tensor], event: torch.cuda.Event | None, graph: bool) -> None:
         self._pieces = pieces
         self._event = event
+        self.graph = graph  # replayed from a captured graph, not run eagerly
 
     @property
     def ready(self) -> bool:
@@ -188,7 +189,7 @@ class CodecRunner:
             if self._stream is not None:
                 event = torch.cuda.Event()
                 event.record(self._stream)
-        return Decoded(pieces, event)
+        return Decoded(pieces, event, graphs is not None)
 
     def decode(self, slots: Sequence[int], codes: Tensor) -> np.ndarray:
         """`launch` and wait: float32 [n, T * 1920]."""
