@@ -62,7 +62,8 @@ def distribution(values: Sequence[float], *, interval: bool = True, seed: int = 
 
 
 def _bootstrap(x: np.ndarray, seed: int) -> dict[str, tuple[float, float]]:
-    """Percentile bootstrap. The seed is fixed: the same rows always print the same interval."""
+    """Percentile bootstrap. Seed and order are fixed: the same values always print the same interval."""
+    x = np.sort(x)
     draws = x[np.random.default_rng(seed).integers(0, x.size, (RESAMPLES, x.size))]
     quantiles = np.percentile(draws, (50, 95, 99), axis=1)
     tails = (100 * (1 - CONFIDENCE) / 2, 100 * (1 + CONFIDENCE) / 2)

@@ -100,6 +100,8 @@ def _micro_interval(errors: Sequence[wer.UtteranceErrors], seed: int = 0) -> tup
         return None
     wrong = np.array([e.errors for e in errors], dtype=np.float64)
     tokens = np.array([e.reference_tokens for e in errors], dtype=np.float64)
+    order = np.lexsort((wrong, tokens))  # the same set gives the same interval, in whatever order it was spoken
+    wrong, tokens = wrong[order], tokens[order]
     draws = np.random.default_rng(seed).integers(0, len(errors), (metrics.RESAMPLES, len(errors)))
     rates = wrong[draws].sum(1) / np.maximum(tokens[draws].sum(1), 1)
     low, high = np.percentile(rates, (2.5, 97.5))
