@@ -241,7 +241,8 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("speak")?.click();
   if (event.key === "Escape") stop();
 });
-// A first gesture opens the sound card, so that Speak finds it awake.
+// The audio graph is built with the page and woken by the first gesture, so that Speak finds it awake.
+player.prepare().catch(() => {});
 for (const gesture of ["pointerdown", "keydown"]) {
   document.addEventListener(gesture, () => player.open().catch(() => {}), { once: true });
 }

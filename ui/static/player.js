@@ -11,10 +11,14 @@ export class Player {
     this.opening = null;
   }
 
-  // Needs a user's gesture behind it the first time. Later calls only wake the context.
+  // Build the audio graph ahead of time; it stays silent and asleep until open().
+  prepare() {
+    return (this.opening ??= this.#build());
+  }
+
+  // Wake it. Needs a user's gesture behind it the first time.
   async open() {
-    this.opening ??= this.#build();
-    await this.opening;
+    await this.prepare();
     if (this.context.state !== "running") await this.context.resume();
   }
 
