@@ -68,7 +68,7 @@ def charts(rows: Sequence[RequestRow]) -> str:
     return "".join(
         (
             chart("TTFA", running, "ms"),
-            chart("Audio made", [Series("", _speed(good))], "× real time"),
+            chart("Audio made", [Series("", _speed(rows))], "× real time"),
             chart("In flight", [Series("", _in_flight(rows))], "requests"),
             chart(
                 "Underruns so far", [Series("", [(r.finished, sum(waits[: i + 1])) for i, r in enumerate(good)])], "ms"
@@ -77,13 +77,14 @@ def charts(rows: Sequence[RequestRow]) -> str:
     )
 
 
-def _speed(good: Sequence[RequestRow]) -> list[tuple[float, float]]:
-    """Audio seconds of all requests ended so far over the time since the first left."""
-    if not good:
+def _speed(rows: Sequence[RequestRow]) -> list[tuple[float, float]]:
+    """Audio seconds of all requests ended so far over the time since the first left, as `metrics.cell_metrics`."""
+    if not rows:
         return []
-    start = min(r.dispatched for r in good)
-    audio = np.cumsum([r.audio_s for r in good])
-    return [(r.finished, float(a / max(r.finished - start, 1e-9))) for r, a in zip(good, audio, strict=True)]
+    ended = sorted(rows, key=lambda r: r.finished)
+    start = min(r.dispatched for r in rows)
+    audio = np.cumsum([r.audio_s for r in ended])
+    return [(r.finished, float(a / max(r.finished - start, 1e-9))) for r, a in zip(ended, audio, strict=True)]
 
 
 def _in_flight(rows: Sequence[RequestRow]) -> list[tuple[float, float]]:

@@ -24,6 +24,12 @@ def set_number(page, selector: str, value: int) -> None:
     box.press("Tab")
 
 
+def shoot(page, name: str) -> None:
+    """For people to look at, in build/."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    page.screenshot(path=str(ROOT / "build" / f"{name}.png"), full_page=True)
+
+
 def job(server: str) -> dict:
     return httpx.get(f"{server}/chorus/runs", timeout=30).json()["job"]
 
@@ -68,7 +74,8 @@ def test_a_load_run_outlives_its_tab_and_is_found_again(open_page, server):
     assert state["kind"] == "load" and not state["error"]
     assert "TTFA: p50" in page.inner_text("#load-charts") and "In flight" in page.inner_text("#load-charts")
     assert page.locator("#load-charts svg polyline").count() >= 4
-    assert "6/6" in page.inner_text("#load-table") or "c2" in page.inner_text("#load-table")
+    shoot(page, "load-tab")
+    assert "c2" in page.inner_text("#load-table") and "/6" in page.inner_text("#load-table")
     report = httpx.get(f"{server}/chorus/runs/{state['name']}/report.html")
     assert report.status_code == 200 and "2 at once" in report.text
     rows = httpx.get(f"{server}/chorus/runs/{state['name']}/requests.jsonl").text.splitlines()
@@ -134,7 +141,7 @@ def test_a_quality_run_shows_every_sentence_and_its_report(open_page, server):
     page.click("#quality-earlier button")
     page.click("#quality-look")
     page.wait_for_function(f"document.querySelector('#quality-links').textContent.includes('{state['name']}')")
-    page.screenshot(path=str(ROOT / "build" / "quality-tab.png"), full_page=True)
+    shoot(page, "quality-tab")
     report = httpx.get(f"{server}/chorus/runs/{state['name']}/report.html").text
     assert "The worst clips" in report and "whisper-tiny.en" in report and "GE2E" in report
 
