@@ -43,7 +43,9 @@ class LoadTab:
         with gr.Row(equal_height=False):
             with gr.Column(min_width=320, scale=2):
                 with gr.Row():
-                    self.level = gr.Slider(1, MAX_LEVEL, value=4, step=1, label="How many requests", elem_id="load-level")  # fmt: skip
+                    self.level = gr.Slider(
+                        1, MAX_LEVEL, value=4, step=1, label="How many requests", elem_id="load-level"
+                    )
                     self.kind = gr.Dropdown(KINDS, value="c", label="… how", elem_id="load-kind")
                 self.sweep = gr.Checkbox(label="Sweep: 1, 2, 4, … up to it", elem_id="load-sweep")
                 with gr.Row():
