@@ -1,6 +1,7 @@
 """The load driver held against a server of known delays: what it measures must be what was done to it."""
 
 import asyncio
+import functools
 import json
 import time
 
@@ -14,6 +15,23 @@ from eval.http_target import HttpTarget, PcmReader, ServerSettings
 from tests.eval.known_server import RATE, pcm, serving, wav_header
 
 NOISE_S = 0.08  # two busy cores: how late either side may be
+
+
+def patient(test):
+    """Up to four tries: starved cores can only disturb a timing; a wrong measurement fails every time."""
+
+    @functools.wraps(test)
+    def tried(*args, **kwargs):
+        for left in (3, 2, 1, 0):
+            try:
+                return test(*args, **kwargs)
+            except AssertionError:
+                if not left:
+                    raise
+                time.sleep(0.5)
+        return None
+
+    return tried
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +76,7 @@ STARVED = timetable([[0.10, 0.08], [0.50, 0.40]])  # plays 80 ms from 0.10 on, t
 
 
 @pytest.mark.parametrize(("transport", "response_format"), [("audio", "pcm"), ("audio", "wav"), ("sse", "pcm")])
+@patient
 def test_one_request_is_timed_as_it_was_served(known, transport, response_format):
     rows, _ = drive(
         known, plan.Cell("closed", 1), [STEADY] * 3, warmup=1, transport=transport, response_format=response_format
@@ -74,6 +93,7 @@ def test_one_request_is_timed_as_it_was_served(known, transport, response_format
         assert {r.sample_rate for r in rows} == {RATE}
 
 
+@patient
 def test_underruns_are_the_waits_of_the_timetable(known):
     rows, _ = drive(known, plan.Cell("closed", 1), [STARVED] * 3)
     got = metrics.cell_metrics(rows)
@@ -90,6 +110,7 @@ def test_audible_onset_comes_with_the_second_chunk_when_the_first_is_silent(know
 
 
 @pytest.mark.parametrize("level", [1, 4, 16])
+@patient
 def test_a_closed_loop_keeps_its_level_and_its_throughput(known, level):
     known.peak = 0
     rows, _ = drive(known, plan.Cell("closed", level), [timetable([[0.1, 0.5]], tail=0.2)] * (3 * level))
@@ -100,6 +121,7 @@ def test_a_closed_loop_keeps_its_level_and_its_throughput(known, level):
     assert got.x_real_time == pytest.approx(0.5 * level / 0.3, rel=0.35)
 
 
+@patient
 def test_an_open_loop_does_not_wait_for_answers(known):
     rows, _ = drive(known, plan.Cell("open", 10, "constant"), [timetable([[0.1, 0.1]], tail=0.9)] * 10)
     got = metrics.cell_metrics(rows)
@@ -119,6 +141,7 @@ def test_poisson_arrivals_are_fixed_by_the_seed_and_have_the_rate():
     assert times == again
 
 
+@patient
 def test_a_burst_waits_for_the_last_of_the_one_before(known):
     known.peak = 0
     rows, _ = drive(known, plan.Cell("burst", 4), [timetable([[0.1, 0.1]], tail=0.1)] * 8)
@@ -192,6 +215,7 @@ def test_a_reference_clip_travels_with_the_request(known):
     assert body["task_type"] == "Base" and "seed" not in body  # null in `extra` drops a field
 
 
+@patient
 def test_stop_lets_running_requests_end_and_starts_no_more(known):
     began = time.monotonic()
     rows, _ = drive(
@@ -203,6 +227,7 @@ def test_stop_lets_running_requests_end_and_starts_no_more(known):
     assert 2 <= len(rows) < 10 and all(r.ok for r in rows)
 
 
+@patient
 def test_the_clients_own_lag_is_measured_and_a_stalled_client_says_so(known):
     def blocking(row, audio):
         time.sleep(0.2)  # what no client may do in its loop
@@ -223,6 +248,7 @@ def test_the_clients_own_lag_is_measured_and_a_stalled_client_says_so(known):
     assert lag.to_dict()["mean_ms"] < 1e3 * NOISE_S
 
 
+@patient
 def test_the_openai_client_sees_the_same(known):
     import openai
 
