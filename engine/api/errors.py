@@ -23,6 +23,7 @@ API_FIELDS = {
     "instruct": "instructions",
     "speaker": "voice",
     "max_frames": "max_new_tokens",
+    "min_frames": "min_new_tokens",
     "transcript": "ref_text",
     "x_vector_only": "x_vector_only_mode",
     "non_streaming_text": "non_streaming_mode",

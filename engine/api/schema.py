@@ -62,6 +62,9 @@ class SpeechBody(BaseModel):
     x_vector_only_mode: bool = Field(False, description="Base: use the speaker embedding alone.")
     seed: int | None = Field(None, ge=0, lt=2**53, description="Left out: drawn, and told in x-chorus-seed.")
     max_new_tokens: int | None = Field(None, ge=1, le=2**20, description="Limit in frames of 80 ms.")
+    min_new_tokens: int | None = Field(
+        None, ge=2, le=2**20, description="No end before so many frames; with max_new_tokens a fixed length."
+    )
     non_streaming_mode: bool | None = Field(None, description="Give the model the whole text at once.")
     chunk_schedule: list[Annotated[int, Field(ge=1, le=MAX_CHUNK_FRAMES)]] | None = Field(
         None,

@@ -112,6 +112,7 @@ class SpeechService:
             non_streaming_text=body.non_streaming_mode,
             seed=body.seed,
             max_frames=body.max_new_tokens,
+            min_frames=body.min_new_tokens or 2,
             sampling=body.sampling,
             chunk_schedule=tuple(body.chunk_schedule) if body.chunk_schedule else None,
             deadline_s=body.deadline_s,
