@@ -46,3 +46,13 @@ def engine():
 def voice(engine):
     """A prepared voice of a bundled clip, with transcript."""
     return engine.voices.get(engine.voices.list()[0].name)
+
+
+def pytest_collection_modifyitems(items):
+    """Files without slow tests first, so that a fault shows early; the browser last.
+
+    Playwright's synchronous interface keeps an event loop running in the main thread until the session ends, in which
+    no other test may call `asyncio.run`.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: 2 if "page" in item.path.parts else int(item.path in slow))
