@@ -201,7 +201,9 @@ def _cancel_orphan(work: asyncio.Future) -> None:
 def speech_router(service: SpeechService) -> APIRouter:
     router = APIRouter()
     audio = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in MEDIA_TYPES.values()}
-    audio["text/event-stream"] = {"schema": {"type": "string"}}
+    # An event, as validators see it: `data` holds the JSON of speech.audio.delta or speech.audio.done.
+    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    audio["text/event-stream"] = {"schema": event}
     schema = SpeechBody.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
 

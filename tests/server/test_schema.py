@@ -26,6 +26,16 @@ def test_no_request_finds_a_fault(case):
     case.validate_response(response, checks=CHECKS)
 
 
+def test_a_stream_of_events_fits_its_schema():
+    """Found by the test above in one run of many: the events were described as bare strings."""
+    case = schema["/v1/audio/speech"]["POST"].Case(
+        body={"input": "Hello.", "stream_format": "sse"}, media_type="application/json"
+    )
+    response = case.call()
+    assert response.status_code == 200
+    case.validate_response(response, checks=CHECKS)
+
+
 def test_the_schema_names_every_endpoint():
     paths = TestClient(APP).get("/openapi.json").json()["paths"]
     assert {(path, method) for path, methods in paths.items() for method in methods} == {
