@@ -200,7 +200,7 @@ def _cancel_orphan(work: asyncio.Future) -> None:
 
 def speech_router(service: SpeechService) -> APIRouter:
     router = APIRouter()
-    audio = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in MEDIA_TYPES.values()}
+    audio: dict[str, Any] = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in MEDIA_TYPES.values()}
     # An event, as validators see it: `data` holds the JSON of speech.audio.delta or speech.audio.done.
     event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
     audio["text/event-stream"] = {"schema": event}
