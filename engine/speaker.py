@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.errors import CheckpointError, InvalidAudio
+from engine.request import SAMPLE_RATE
 
-SAMPLE_RATE = 24_000
 FFT = 1024
 HOP = 256
 MELS = 128

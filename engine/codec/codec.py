@@ -14,8 +14,6 @@ from engine.codec.decoder import CodecDecoder
 from engine.codec.encoder import CodecEncoder
 from engine.errors import CheckpointError, InvalidAudio
 
-SAMPLE_RATE = 24_000
-
 
 class Codec:
     """PCM to codes and back.
