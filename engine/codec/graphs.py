@@ -18,34 +18,8 @@ import torch
 from torch import Tensor
 
 from engine.codec.streaming import SlotState
+from engine.cuda_graphs import Capture, capture_on
 from engine.errors import ConfigError, EngineBusy
-
-Capture = Callable[[Callable[[], None]], Callable[[], None]]  # a function over fixed buffers → its replay
-
-
-def capture_cuda(run: Callable[[], None]) -> Callable[[], None]:
-    """Capture `run` in a CUDA graph; all graphs share one memory pool, since only one replays at a time."""
-    for _ in range(2):  # warm-up on this side stream: cuDNN picks its algorithms, lazy kernels load
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=_pool(), stream=torch.cuda.current_stream()):
-        run()
-    return graph.replay
-
-
-_POOL: list = []
-
-
-def _pool():
-    if not _POOL:
-        _POOL.append(torch.cuda.graph_pool_handle())
-    return _POOL[0]
-
-
-def run_eagerly(run: Callable[[], None]) -> Callable[[], None]:
-    """The seam for machines without CUDA: "replay" runs the function over the same fixed buffers."""
-    return run
 
 
 class StreamDecoder(Protocol):
@@ -120,8 +94,7 @@ class CodecRunner:
         self._free = list(range(slots - 1, -1, -1))
         self._graphs: dict[int, list[_Graph]] = {}  # frames → graphs by batch, ascending
         self.stats: dict[str, int] = {"graph_hits": 0, "eager": 0, "padded_rows": 0}
-        if capture_with is None:
-            capture_with = capture_cuda if self.device.type == "cuda" else run_eagerly
+        capture_with = capture_with or capture_on(self.device)
         self.captured = frozenset(capture)
         with torch.inference_mode(), self._on_stream():
             for batch, frames in sorted(self.captured, reverse=True):

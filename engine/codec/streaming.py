@@ -31,10 +31,6 @@ class SlotState:
     def batch(self) -> int:
         return self.tensors()[0].shape[0]
 
-    @property
-    def bytes_per_row(self) -> int:
-        return sum(t[0].numel() * t.element_size() for t in self.tensors())
-
     def select(self, rows: Tensor) -> Self:
         """A copy of the rows named by the int64 tensor `rows` [n], in that order."""
         return self._map(lambda t: t.index_select(0, rows))

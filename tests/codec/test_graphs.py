@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from engine.codec.decoder import CodecDecoder
-from engine.codec.graphs import CodecRunner, run_eagerly
+from engine.codec.graphs import CodecRunner
+from engine.cuda_graphs import run_eagerly
 from engine.errors import ConfigError, EngineBusy
 
 CONFIG = {
