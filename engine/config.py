@@ -19,6 +19,11 @@ from engine.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED_MODEL = "assets/embedded"
+PUBLISHED = (
+    EMBEDDED_MODEL,
+    *(f"Qwen/Qwen3-TTS-12Hz-{kind}" for kind in ("1.7B-Base", "0.6B-Base", "1.7B-CustomVoice", "0.6B-CustomVoice")),
+    "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
+)
 
 
 class Section(BaseModel):
@@ -45,9 +50,10 @@ class CodecConfig(Section):
     """How codes become PCM. The settings besides the defaults exist to be measured against."""
 
     mode: Literal["stateful", "windowed"] = "stateful"
-    left_context: int = Field(
-        72, ge=0
-    )  # windowed only: frames decoded again for each chunk (design of the peers: 25, 72)
+    left_context: int = Field(72, ge=0)  # windowed only: frames decoded again for each chunk; the peers used 25 and 72
+    state: Literal["device", "host"] = (
+        "device"  # where streams wait between chunks; host: two copies a chunk, no graphs
+    )
     batching: bool = True
     max_batch: int = Field(32, ge=1)
     admission: Literal["unlimited", "by_task"] | int = "unlimited"  # streams that may hold the codec at once
@@ -87,6 +93,7 @@ class EngineConfig(Section):
     threads: int = Field(0, ge=0)  # CPU threads of torch; 0: all cores
     voices_dir: str = "data/voices"  # saved voices
     trace: str | None = None  # JSON-lines file
+    models: tuple[str, ...] = PUBLISHED  # offered by the page's model switcher; a folder of checkpoints stands for each
     talker: TalkerConfig = TalkerConfig()
     codec: CodecConfig = CodecConfig()
     stream: StreamConfig = StreamConfig()
@@ -109,9 +116,16 @@ class EngineConfig(Section):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EngineConfig:
         try:
-            return cls.model_validate(data)
+            config = cls.model_validate(data)
         except ValidationError as error:
             raise ConfigError(*_explain(error)) from None
+        if config.codec.state == "host" and config.codec.capture:
+            raise ConfigError(
+                "codec.capture names graphs, but with codec.state: host every chunk copies its state, which no graph "
+                "can hold; leave codec.capture out or set codec.state to device",
+                field="codec.capture",
+            )
+        return config
 
     def replace(self, **overrides: Any) -> EngineConfig:
         """A copy with overrides, as in `load`."""
@@ -122,8 +136,8 @@ class EngineConfig(Section):
 
     @property
     def hash(self) -> str:
-        """Short SHA-256 of the resolved settings."""
-        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:12]
+        """Short SHA-256 of the resolved settings that a result depends on: not of the models that are on offer."""
+        return hashlib.sha256(json.dumps(self.model_dump(exclude={"models"}), sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def model_path(self) -> str:

@@ -10,6 +10,7 @@ import torch
 from engine.checkpoint import Checkpoint
 from engine.codec.codec import Codec
 from engine.codec.graphs import CodecRunner, StreamDecoder
+from engine.codec.host_state import HostStateDecoder
 from engine.codec.windowed import WindowedDecoder
 from engine.config import ROOT, EngineConfig
 from engine.errors import CheckpointError, ConfigError
@@ -63,6 +64,8 @@ def talker_settings(config: EngineConfig, device: torch.device) -> TalkerSetting
 
 def capture(config: EngineConfig) -> tuple[tuple[int, int], ...]:
     """(batch, frames) sizes to capture: the configured ones, or powers of two for each size of the chunk schedule."""
+    if config.codec.state == "host":
+        return ()
     if config.codec.capture:
         return config.codec.capture
     top = min(config.codec.max_batch, config.talker.max_num_seqs)
@@ -76,6 +79,8 @@ def codec_runner(config: EngineConfig, codec: Codec, target: torch.device) -> Co
     decoder: StreamDecoder = codec.decoder
     if config.codec.mode == "windowed":
         decoder = WindowedDecoder(codec.decoder, config.codec.left_context)
+    if config.codec.state == "host":
+        decoder = HostStateDecoder(decoder)
     return CodecRunner(
         decoder,
         slots=config.talker.max_num_seqs,
