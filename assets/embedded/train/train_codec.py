@@ -59,10 +59,18 @@ class Trainer:
         if args.resume:
             self._resume(args.resume)
         host_constants(self.codec)
+        self.first = self.steps
         self.frozen = False
-        adam = {"betas": (0.8, 0.95), "weight_decay": 1e-3, "fused": self.device.type == "cuda"}
-        self.adam = torch.optim.AdamW(self.codec.parameters(), lr=1e-3, **adam)
-        self.judge_adam = torch.optim.AdamW(self.judge.parameters(), lr=1e-3, **adam)
+        cuda = self.device.type == "cuda"
+        adam = {"betas": (0.8, 0.95), "weight_decay": 1e-3, "fused": cuda, "capturable": cuda}
+        # Rates are tensors on the device: a recorded step reads them where they are.
+        self.rate, self.judge_rate = (torch.tensor(1e-3, device=self.device) for _ in range(2))
+        self.adam = torch.optim.AdamW(self.codec.parameters(), lr=self.rate, **adam)
+        self.judge_adam = torch.optim.AdamW(self.judge.parameters(), lr=self.judge_rate, **adam)
+        self.seen: list[Tensor] = []  # latents of the last step, for `revive`
+        self.recorded: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]] = {}
+        self.tried: dict[tuple[bool, bool], int] = {}
+        self.record = cuda and not args.plain
 
     def _resume(self, path: Path) -> None:
         if path.suffix == ".safetensors":
@@ -92,53 +100,96 @@ class Trainer:
 
     def set_rates(self, progress: float) -> None:
         t = self.t
-        warm = min(1.0, (self.steps + 1) / t["warmup_steps"])
+        warm = min(1.0, (self.steps - self.first + 1) / t["warmup_steps"])
         curve = 0.5 * (1 + math.cos(math.pi * progress))
-        for adam, peak in (
-            (self.adam, t["decoder_learning_rate"] if self.frozen else t["learning_rate"]),
-            (self.judge_adam, t["discriminator_learning_rate"]),
+        for rate, peak in (
+            (self.rate, t["decoder_learning_rate"] if self.frozen else t["learning_rate"]),
+            (self.judge_rate, t["discriminator_learning_rate"]),
         ):
-            for group in adam.param_groups:
-                group["lr"] = warm * (t["final_learning_rate"] + (peak - t["final_learning_rate"]) * curve)
+            rate.fill_(warm * (t["final_learning_rate"] + (peak - t["final_learning_rate"]) * curve))
 
     def quantize(self, latents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """-> quantized semantic and acoustic vectors, commitment loss."""
         (semantic, acoustic), books = latents, self.codec.books
         keep = None
         if not self.frozen:
-            if not books[0].begun:
-                books[0].begin(semantic.detach().flatten(0, 1))
-                books[1].begin(acoustic.detach().flatten(0, 1))
             batch, groups = len(semantic), self.codec.groups - 1
             fewer = torch.rand(batch, device=self.device) < self.t["quantizer_dropout"]
             keep = torch.where(fewer, torch.randint(groups, (batch,), device=self.device), groups)
-            if self.steps % 20 == 10:
-                books[0].revive(semantic.detach().flatten(0, 1), 0.05)
-                books[1].revive(acoustic.detach().flatten(0, 1), 0.05)
         first, _, commit = books[0](semantic, None, not self.frozen)
         rest, _, more = books[1](acoustic, keep, not self.frozen)
         return first, rest, commit + more
 
     def step(self, progress: float) -> dict[str, Tensor]:
-        t, judged = self.t, progress >= self.t["discriminate_from"]
-        if progress >= t["freeze_from"] and not self.frozen:
+        """One step of training; on a GPU recorded once for each kind of step, then replayed: thousands of small
+        kernels would otherwise wait for Python."""
+        if progress >= self.t["freeze_from"] and not self.frozen:
             self.freeze()
+        if not self.frozen:
+            self._care_for_books()
         self.set_rates(progress)
+        kind = (self.frozen, progress >= self.t["discriminate_from"])
+        self.steps += 1
+        if kind in self.recorded:
+            graph, log = self.recorded[kind]
+            graph.replay()
+            return log
+        self.tried[kind] = self.tried.get(kind, 0) + 1
+        if not self.record or self.tried[kind] < 5:  # the first steps choose kernels and compile
+            return self.once(kind[1])
+        try:
+            return self._record(kind)
+        except Exception as error:
+            raise SystemExit(f"the step cannot be recorded ({error}); go on with --plain") from error
+
+    def _record(self, kind: tuple[bool, bool]) -> dict[str, Tensor]:
+        torch.cuda.synchronize()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                self.once(kind[1])
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        self.adam.zero_grad(set_to_none=True)
+        self.judge_adam.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            log = self.once(kind[1])
+        self.recorded[kind] = graph, log
+        graph.replay()
+        return log
+
+    def _care_for_books(self) -> None:
+        books = self.codec.books
+        if self.first == self.steps and not books[0].begun.item():
+            with torch.no_grad(), self.autocast():
+                clean, _ = self.corpus.crops(self.t["batch"], self.t["crop_frames"])
+                latents = self.codec.latents(clean)
+            for book, x in zip(books, latents, strict=True):
+                book.begin(x.flatten(0, 1))
+        elif self.steps % 20 == 10 and self.seen:
+            for book, x in zip(books, self.seen, strict=True):
+                book.revive(x.flatten(0, 1), 0.05)
+
+    def once(self, judged: bool) -> dict[str, Tensor]:
+        t = self.t
         clean, phones = self.corpus.crops(t["batch"], t["crop_frames"])
         real = roughen(clean, t["roughen"])
         with torch.no_grad() if self.frozen else nullcontext():
             with self.autocast():
                 latents = self.codec.latents(real)
+            self.seen = [x.detach() for x in latents]
             semantic, acoustic, commitment = self.quantize(latents)
         with self.autocast():
             fake = self.codec.decode_latent(semantic, acoustic)
         fake = fake.float()
-        at = int(torch.randint(t["crop_frames"] - t["judged_frames"] + 1, ())) * FRAME
-        part = slice(at, at + t["judged_frames"] * FRAME)
+        at = torch.randint(t["crop_frames"] - t["judged_frames"] + 1, (1,), device=self.device) * FRAME
+        part = at + torch.arange(t["judged_frames"] * FRAME, device=self.device)
         log: dict[str, Tensor] = {}
         if judged:
             with self.autocast():
-                on_real, on_fake = self.judge(real[..., part]), self.judge(fake.detach()[..., part])
+                on_real = self.judge(real.index_select(-1, part))
+                on_fake = self.judge(fake.detach().index_select(-1, part))
             log["judge"] = discriminator_loss(on_real, on_fake)
             self.judge_adam.zero_grad(set_to_none=True)
             log["judge"].backward()
@@ -153,9 +204,9 @@ class Trainer:
         if judged:
             self.judge.requires_grad_(False)
             with self.autocast():
-                on_fake = self.judge(fake[..., part])
+                on_fake = self.judge(fake.index_select(-1, part))
                 with torch.no_grad():
-                    on_real = self.judge(real[..., part])
+                    on_real = self.judge(real.index_select(-1, part))
             log["fooled"], log["features"] = generator_loss(on_real, on_fake)
             self.judge.requires_grad_(True)
             loss = loss + t["weights"]["adversarial"] * log["fooled"] + t["weights"]["features"] * log["features"]
@@ -167,8 +218,7 @@ class Trainer:
             with torch.no_grad():
                 names, values = zip(*self.codec.decoder.named_parameters(), strict=True)
                 torch._foreach_lerp_([self.average[n] for n in names], list(values), 0.002)
-        self.steps += 1
-        return log
+        return {k: v.detach() for k, v in log.items()}
 
     def save(self) -> None:
         out = self.args.out
@@ -198,7 +248,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=float, default=120.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--profile", action="store_true", help="print the ten slowest operations of a step, stop")
-    parser.add_argument("--plain", action="store_true", help="no compiled activation")
+    parser.add_argument("--plain", action="store_true", help="no compiled activation, no recorded steps")
     args = parser.parse_args()
     args.small = args.small or args.out
     torch.manual_seed(int(args.begin * 1000))
