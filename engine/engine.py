@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine import sampling, text, wiring
+from engine import memory, sampling, text, wiring
 from engine.audio import Audio
 from engine.checkpoint import Checkpoint
 from engine.codec.codec import Codec
@@ -143,7 +143,7 @@ class Engine:
         voice = self._resolve_voice(request.voice)
         parts = tuple(self._part(request, part, voice, seed + i, settings) for i, part in enumerate(cleaned.parts))
         in_context = voice is not None and self._in_context(request, voice)
-        stream = SpeechStream(request, cleaned.text, seed, self.cancel)
+        stream = SpeechStream(request, cleaned.text, seed, self.cancel, cleaned.parts)
         deadline = request.deadline_s or self.config.stream.deadline_s
         self._loop.submit(
             Job(
@@ -233,7 +233,7 @@ class Engine:
 
     def metrics(self) -> dict[str, float]:
         """Counters since start and gauges of now, plain numbers."""
-        return self._loop.metrics()
+        return self._loop.metrics() | memory.in_use(self.device)
 
     @property
     def failure(self) -> str | None:

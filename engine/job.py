@@ -39,6 +39,8 @@ class Job:
     submitted_at: float = field(default_factory=time.monotonic)
 
     part: int = 0
+    made: int = 0  # frames of codes so far
+    part_starts: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # (part, first frame), not yet told
     talker_id: str | None = None  # set while the talker has the current part
     codec_slot: int | None = None
     codes: list[np.ndarray] = field(default_factory=list)  # int64 [n, G], produced but not decoded
@@ -72,7 +74,10 @@ class Job:
         now = time.monotonic()
         if self.first_chunk_at is None:
             self.first_chunk_at = now
-        chunk = AudioChunk(self.id, self.chunks, self.decoded, frames, pcm, now)
+        told = self.decoded + frames
+        starts = tuple(start for start in self.part_starts if start[1] < told)
+        self.part_starts = self.part_starts[len(starts) :]
+        chunk = AudioChunk(self.id, self.chunks, self.decoded, frames, pcm, now, starts)
         self.chunks += 1
         self.decoded += frames
         self.stream.put(chunk)

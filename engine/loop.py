@@ -46,6 +46,7 @@ class EngineLoop:
         self._by_talker: dict[str, Job] = {}
         self._counts: Counter[str] = Counter()
         self._known: set[str] = set()  # ids submitted and not ended; guarded by _wake
+        self._queue_moved = False
         self._closing = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="chorus-engine", daemon=True)
@@ -138,6 +139,7 @@ class EngineLoop:
                 kind, item = self._inbox.popleft()
             if kind == "submit":
                 self._waiting[item.id] = item
+                self._queue_moved = True
             else:
                 job = self._active.get(item) or self._waiting.get(item)
                 if job is not None:
@@ -147,8 +149,16 @@ class EngineLoop:
         while self._waiting and len(self._active) < self._max_active and self._talker.free_slots:
             _, job = self._waiting.popitem(last=False)
             self._active[job.id] = job
+            self._queue_moved = True
+            if job.stream.position:
+                job.stream.moved(0)
             self._codec.open(job)
             self._start_part(job)
+        if self._queue_moved:
+            self._queue_moved = False
+            for position, job in enumerate(self._waiting.values(), 1):
+                if job.stream.position != position:
+                    job.stream.moved(position)
 
     def _start_part(self, job: Job) -> None:
         part = job.parts[job.part]
@@ -179,6 +189,7 @@ class EngineLoop:
         if job is None:
             return
         codes = np.asarray(frames.codes, dtype=np.int64)
+        job.made += len(codes)
         trouble = job.watchdog.codes(codes[:, 0]) if len(codes) else None
         if frames.finish:
             del self._by_talker[frames.id]
@@ -190,6 +201,7 @@ class EngineLoop:
             job.detail = f"part {job.part + 1} of {len(job.parts)} reached its limit of frames without an end"
         elif frames.finish == "stop" and job.part + 1 < len(job.parts):
             job.part += 1
+            job.part_starts.append((job.part, job.made))
             self._start_part(job)
         elif frames.finish:
             job.ending = frames.finish
@@ -224,7 +236,7 @@ class EngineLoop:
         job.stream.put(job.result(reason))
 
     def _release(self, job: Job) -> None:
-        self._waiting.pop(job.id, None)
+        self._queue_moved |= self._waiting.pop(job.id, None) is not None
         self._active.pop(job.id, None)
         if job.talker_id is not None:
             self._by_talker.pop(job.talker_id, None)

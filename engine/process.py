@@ -105,9 +105,9 @@ class EngineProcess:
         """As `Engine.stream`; EngineClosed while there is no ready child."""
         stream: list[SpeechStream] = []
 
-        def accepted(reply: tuple[str, int]) -> SpeechStream:
-            text, seed = reply
-            stream.append(SpeechStream(request, text, seed, self.cancel))
+        def accepted(reply: tuple[str, int, tuple[str, ...]]) -> SpeechStream:
+            text, seed, parts = reply
+            stream.append(SpeechStream(request, text, seed, self.cancel, parts))
             self._streams[request.id] = stream[0]
             return stream[0]
 
@@ -274,6 +274,9 @@ class EngineProcess:
         if kind == "chunk":
             if (stream := self._streams.get(message[1].request_id)) is not None:
                 stream.put(message[1])
+        elif kind == "position":
+            if (stream := self._streams.get(message[1])) is not None:
+                stream.moved(message[2])
         elif kind == "end":
             if (stream := self._streams.pop(message[1].request_id, None)) is not None:
                 stream.put(message[1])

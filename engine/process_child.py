@@ -7,6 +7,7 @@ FD is one end of a socket pair. Messages are pickled tuples, the first element n
     child → parent   ("prepared",) ("ready", EngineInfo) ("failed", error)
                      ("reply", number, value) ("raise", number, error)
                      ("chunk", AudioChunk) ("end", SpeechResult) ("broken", request id, error)
+                     ("position", request id, place in the queue)
 
 One thread writes, so that the engine's own thread never waits for the parent to read.
 """
@@ -43,6 +44,7 @@ class Outbox:
         self._connection = connection
         self._items: queue.SimpleQueue[tuple | SpeechStream | None] = queue.SimpleQueue()
         self._ended: set[str] = set()
+        self._positions: dict[str, int] = {}  # of streams in the queue, as last sent
         self._thread = threading.Thread(target=self._run, name="chorus-outbox", daemon=True)
         self._thread.start()
 
@@ -72,12 +74,19 @@ class Outbox:
         # One notification for each item, but the first may stand for several: the rest finds nothing.
         if stream.result is not None or stream.id in self._ended:
             return
+        if (position := stream.position) != self._positions.get(stream.id, 0):
+            self._positions[stream.id] = position
+            if not position:
+                del self._positions[stream.id]
+            self._connection.send(("position", stream.id, position))
         try:
             while (chunk := stream.try_next()) is not None:
                 self._connection.send(("chunk", chunk))
         except StopIteration:
+            self._positions.pop(stream.id, None)
             self._connection.send(("end", stream.result))
         except ChorusError as error:
+            self._positions.pop(stream.id, None)
             if stream.result is not None:  # the parent's stream makes the same error of the same result
                 self._connection.send(("end", stream.result))
             else:
@@ -146,7 +155,7 @@ class Child:
         try:
             if name == "stream":
                 stream = self._engine.stream(argument)
-                self._outbox.send("reply", number, (stream.text, stream.seed))  # before its first chunk
+                self._outbox.send("reply", number, (stream.text, stream.seed, stream.parts))  # before its first chunk
                 self._outbox.follow(stream)
             elif name == "encode":
                 self._outbox.send("reply", number, self._engine._encode_voice(argument))

@@ -63,7 +63,10 @@ class SpeechRequest:
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """A run of whole frames. `pcm` is float32 [frames * 1920] in [-1, 1] at 24 kHz."""
+    """A run of whole frames. `pcm` is float32 [frames * 1920] in [-1, 1] at 24 kHz.
+
+    `starts`: parts of a long text that begin in this chunk, as (index of the part, its first frame in the stream).
+    """
 
     request_id: str
     index: int
@@ -71,6 +74,7 @@ class AudioChunk:
     frames: int
     pcm: np.ndarray
     emitted_at: float  # time.monotonic(), seconds
+    starts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

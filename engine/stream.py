@@ -19,10 +19,19 @@ class SpeechStream(Iterator[AudioChunk]):
     Leaving early without `cancel()` or the `with` block leaves the request running to its end.
     """
 
-    def __init__(self, request: SpeechRequest, text: str, seed: int, cancel: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        request: SpeechRequest,
+        text: str,
+        seed: int,
+        cancel: Callable[[str], bool],
+        parts: tuple[str, ...] = (),
+    ) -> None:
         self.request = request
         self.id = request.id
         self.text = text  # as it will be spoken, after cleaning
+        self.parts = parts or (text,)  # of a long text; part i is spoken with the seed `seed + i`
+        self.position = 0  # place in the queue: 1 is next, 0 is being spoken
         self.seed = seed
         self.result: SpeechResult | None = None
         self._cancel = cancel
@@ -59,12 +68,13 @@ class SpeechStream(Iterator[AudioChunk]):
         raise item
 
     def on_item(self, notify: Callable[[], None]) -> None:
-        """Call `notify` (from the engine's thread; must not block) whenever something can be read without waiting.
+        """Call `notify` (from the engine's thread; must not block) whenever something can be read without waiting, or
+        `position` has changed.
 
         For event loops: `stream.on_item(lambda: loop.call_soon_threadsafe(event.set))`, then `try_next`.
         """
         self._notify = notify
-        if not self._items.empty():
+        if self.position or not self._items.empty():
             notify()
 
     def try_next(self) -> AudioChunk | None:
@@ -93,6 +103,12 @@ class SpeechStream(Iterator[AudioChunk]):
     def put(self, item: AudioChunk | SpeechResult | ChorusError) -> None:
         """Called by the engine's thread only."""
         self._items.put(item)
+        if self._notify is not None:
+            self._notify()
+
+    def moved(self, position: int) -> None:
+        """Called by the engine's thread only: a new place in the queue."""
+        self.position = position
         if self._notify is not None:
             self._notify()
 
