@@ -42,6 +42,8 @@ class TalkerConfig(Section):
     cudagraph: Literal["full", "decode", "none"] = "full"
     capture_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 480, 640, 960, 1280)
     predictor: Literal["auto", "fused", "plain"] = "auto"
+    # Inside the talker's step and graph (auto, graph); after it, to be measured against (own_graph, eager)
+    predictor_placement: Literal["auto", "graph", "own_graph", "eager"] = "auto"
     deterministic: bool = False  # vLLM's batch-invariant kernels
     self_check: bool = True  # CUDA graphs: compare graph and eager at start, refuse to serve if they differ
 

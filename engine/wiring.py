@@ -57,6 +57,7 @@ def talker_settings(config: EngineConfig, device: torch.device) -> TalkerSetting
         cudagraph=t.cudagraph,
         capture_sizes=t.capture_sizes,
         predictor=t.predictor,
+        predictor_placement=t.predictor_placement,
         deterministic=t.deterministic,
         self_check=t.self_check,
     )

@@ -49,6 +49,7 @@ def write(folder: Path, config: dict[str, Any], geometry: TalkerGeometry, settin
             "max_prompt": settings.max_prompt,
             "max_frames": settings.max_frames,
             "predictor": settings.predictor,
+            "speak_after": settings.predictor_placement in ("own_graph", "eager"),
             "probe": settings.device == "cuda" and settings.cudagraph != "none" and settings.self_check,
         },
     }

@@ -18,6 +18,9 @@ class TalkerModelState(DefaultModelState):
         super().__init__(*args, **kwargs)
         self.sample_rows = torch.zeros(self.max_num_reqs, dtype=torch.int64, device=self.device)
         self.sample_count = torch.zeros(1, dtype=torch.int64, device=self.device)
+        after: Any = self.model.after
+        if after is not None:
+            after.rows = self.sample_rows
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
         """Before every step. The returned arguments reach eager steps only, the tensors' contents reach both."""

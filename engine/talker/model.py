@@ -16,6 +16,7 @@ from engine.talker.compat import attention_layer
 from engine.talker.frames import HostReports
 from engine.talker.geometry import TalkerGeometry
 from engine.talker.layers import DecoderLayer, parameter
+from engine.talker.placement import SpeakAfter
 from engine.talker.predictor import CodePredictor
 from engine.talker.slots import SlotBuffers
 from engine.talker.torch_step import TorchStep
@@ -56,6 +57,9 @@ class TalkerModel(nn.Module):
             rows = vllm_config.scheduler_config.max_num_batched_tokens
             self.probe = torch.zeros(rows, g.talker.hidden, device=device, dtype=dtype)
         self.step = self._step(extra["predictor"], device, dtype)
+        self.after: SpeakAfter | None = None  # None: codes are made inside `forward`
+        if extra["speak_after"]:
+            self.after = SpeakAfter(self, vllm_config.scheduler_config.max_num_batched_tokens)
 
     def _step(self, predictor: str, device: torch.device, dtype: torch.dtype) -> TorchStep:
         if predictor != "plain" and device.type == "cuda":
@@ -80,8 +84,12 @@ class TalkerModel(nn.Module):
         )
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`forward` already returns rows over vLLM's vocabulary."""
-        return hidden_states
+        """Rows over vLLM's vocabulary: what `forward` returned, or what is made of its hidden states now."""
+        if self.after is None:
+            return hidden_states
+        tokens = self.after.speak(hidden_states)
+        self._push_reports(tokens.shape[0])
+        return self._one_hot(tokens)
 
     def forward(
         self,
@@ -101,31 +109,62 @@ class TalkerModel(nn.Module):
             sample_count: [1] how many of sample_rows count (graphs of steps with a prefill have a fixed R).
 
         Returns:
-            [N, tokens] float32, one-hot in the sampled rows.
+            [N, tokens] float32, one-hot in the sampled rows. With `after`: [N, H] hidden states.
         """
         count = input_ids.shape[0]
-        rows, valid = self._rows(count, positions.device, sample_rows)
         x, slot, frame = self.step.inputs(input_ids, positions)
         hidden = self.step.layers(x, positions)
         if self.probe is not None:
             self.probe[:count].copy_(hidden)
+        if self.after is not None:
+            metadata, mapping = self._metadata()
+            self.after.keep(slot, frame, None if mapping is None else mapping[:count] >= 0)
+            if metadata is not None and hidden.device.type == "cpu":  # on CUDA the model-state hook knows the rows
+                ends = metadata.query_start_loc[1:] - 1
+                self.after.rows[: ends.shape[0]].copy_(ends)
+            return hidden
+        rows, valid = self._rows(count, positions.device, sample_rows)
         padding = None
         if sample_count is not None and rows is not None:
             padding = torch.arange(rows.shape[0], device=rows.device) >= sample_count
             valid = valid & ~padding
         if rows is not None:
             hidden, slot, frame = hidden[rows], slot[rows], frame[rows]
-        # a chunk that ends inside the prompt produces a frame below 0, a row of the end token has slot 0
-        valid = valid & (slot > 0) & (frame >= 0) & (frame < self.slots.max_frames)
-        tokens = self.step.speak(hidden, slot, frame, valid)
-        if hidden.device.type == "cpu":
-            self.reports.push(self.step.reported(hidden.shape[0]).numpy())
-        out = torch.zeros(count, self.token_count, dtype=torch.float32, device=hidden.device)
+        tokens = self.step.speak(hidden, slot, frame, self.real(slot, frame, valid))
+        self._push_reports(hidden.shape[0])
         if rows is None:
-            return out.scatter_(1, tokens[:, None], 1.0)
+            return self._one_hot(tokens)
         if padding is not None:  # padded entries write entry 0 once more
             rows, tokens = torch.where(padding, rows[0], rows), torch.where(padding, tokens[0], tokens)
+        out = torch.zeros(count, self.token_count, dtype=torch.float32, device=hidden.device)
         return out.index_put_((rows, tokens), torch.ones_like(tokens, dtype=out.dtype))
+
+    def real(self, slot: torch.Tensor, frame: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        """Which rows make a frame: [R] bool, of slot and frame [R] int64 and of the rows that are no padding."""
+        # a chunk that ends inside the prompt produces a frame below 0, a row of the end token has slot 0
+        return valid & (slot > 0) & (frame >= 0) & (frame < self.slots.max_frames)
+
+    def _push_reports(self, rows: int) -> None:
+        if self.head.device.type == "cpu":
+            self.reports.push(self.step.reported(rows).numpy())
+
+    def _one_hot(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[R] int64 to [R, tokens] float32."""
+        out = torch.zeros(tokens.shape[0], self.token_count, dtype=torch.float32, device=tokens.device)
+        return out.scatter_(1, tokens[:, None], 1.0)
+
+    def _metadata(self) -> tuple[Any, Any]:
+        """Attention metadata of this step, and where the keys of each row are written (below 0: padding).
+
+        A profiling run has neither.
+        """
+        context = get_forward_context()
+        metadata: Any = context.attn_metadata
+        name = str(self.attentions[0].layer_name)
+        if isinstance(metadata, dict):
+            metadata = metadata[name]
+        mapping = context.slot_mapping.get(name) if isinstance(context.slot_mapping, dict) else None
+        return (None, None) if metadata is None or mapping is None else (metadata, mapping)
 
     def _rows(
         self, count: int, device: torch.device, sample_rows: torch.Tensor | None
@@ -136,13 +175,8 @@ class TalkerModel(nn.Module):
         (where keys and values are written) marks them. Requests = tokens tells a decode batch, not the longest
         query: the capture fix of hooks.py changes that one.
         """
-        context = get_forward_context()
-        metadata: Any = context.attn_metadata
-        name = str(self.attentions[0].layer_name)
-        if isinstance(metadata, dict):
-            metadata = metadata[name]
-        mapping = context.slot_mapping.get(name) if isinstance(context.slot_mapping, dict) else None
-        if metadata is None or mapping is None:  # a profiling run: nothing is real, at most a full batch is sampled
+        metadata, mapping = self._metadata()
+        if metadata is None:  # a profiling run: nothing is real, at most a full batch is sampled
             rows = torch.arange(min(count, self.max_rows), device=device)
             return rows, torch.zeros_like(rows, dtype=torch.bool)
         starts = metadata.query_start_loc

@@ -13,6 +13,7 @@ CHOICES = {
     "load_format": ("auto", "dummy"),
     "cudagraph": ("full", "decode", "none"),
     "predictor": ("auto", "fused", "plain"),
+    "predictor_placement": ("auto", "graph", "own_graph", "eager"),
 }
 
 
@@ -34,6 +35,9 @@ class TalkerSettings:
         cudagraph: "full" captures decode steps and steps with a prefill, "decode" only the former. CUDA only.
         capture_sizes: token counts to capture; those above max_num_batched_tokens are left out.
         predictor: "fused" (kernels of our own) or "plain" (torch operations, for comparison); "auto" is fused.
+        predictor_placement: where code 0 and the predictor run: "graph" inside the talker's step and its graph;
+            "own_graph" after it in graphs of their own and "eager" after it without any, to be measured against.
+            "auto" is inside the step, whether or not that is a graph.
         deterministic: CUDA only: vLLM's batch-invariant kernels. Slower; prefill still depends on the batch.
         self_check: CUDA graphs: compare hidden states of graph and eager steps at start, refuse to run if they differ.
         threads: CPU threads of torch, 0 leaves them alone.
@@ -53,6 +57,7 @@ class TalkerSettings:
     cudagraph: str = "full"
     capture_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 480, 640, 960, 1280)
     predictor: str = "auto"
+    predictor_placement: str = "auto"
     deterministic: bool = False
     self_check: bool = True
     threads: int = 0
@@ -94,6 +99,7 @@ class TalkerSettings:
                 "talker.deterministic switches CUDA kernels of vLLM; on the CPU leave it off (float32 there repeats)",
                 field="talker.deterministic",
             )
+        self._check_placement()
         if self.device == "cuda" and self.cudagraph != "none":
             if not self.capture_sizes:
                 raise ConfigError(
@@ -102,6 +108,17 @@ class TalkerSettings:
                 )
             if any(not isinstance(n, int) or n < 1 for n in self.capture_sizes):
                 raise ConfigError("talker.capture_sizes must hold positive integers", field="talker.capture_sizes")
+
+    def _check_placement(self) -> None:
+        placement, why = self.predictor_placement, None
+        if placement in ("graph", "own_graph") and self.device == "cpu":
+            why = "the CPU has no CUDA graphs; set it to auto or eager"
+        elif placement == "graph" and self.cudagraph == "none":
+            why = "talker.cudagraph is none, so there is no graph to be inside of; set one of the two otherwise"
+        if why:
+            raise ConfigError(
+                f"talker.predictor_placement is {placement}, but {why}", field="talker.predictor_placement"
+            )
 
     @property
     def slot_count(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from engine.cuda_graphs import CudaCapture
 from engine.errors import ChorusError, ConfigError, EngineClosed, EngineFailed, InvalidRequest
 from engine.talker import compat, derived_config, weights
 from engine.talker.frames import PinnedReports
@@ -113,6 +114,9 @@ class Talker:
         if self.model.head.is_cuda:
             self.model.reports = PinnedReports(self.model.step.report)  # type: ignore[assignment]
             self.model.reports.enabled = True  # type: ignore[attr-defined]
+        if self.model.after is not None and settings.predictor_placement == "own_graph":
+            sizes = [size for size in settings.graph_sizes if size <= settings.max_num_seqs]
+            self.model.after.capture(sizes, CudaCapture())
         try:
             self._warm_up()
             if self.model.probe is not None and settings.cudagraph == "full":
