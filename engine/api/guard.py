@@ -1,4 +1,5 @@
-"""Who may ask how much: key, rate and body size, before a route sees the request.
+"""Who may ask how much: key, rate and body size of the API, before a route sees the request; and for every route,
+the page's included, whether another site's page is asking.
 
 Plain ASGI middleware: it neither buffers responses nor hides a client's leaving from them.
 """
@@ -9,6 +10,7 @@ import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,7 +18,8 @@ from engine.api.errors import BodyTooLarge, CrossSite, RateLimited, Unauthorized
 from engine.api.settings import ServerSettings
 from engine.errors import ChorusError
 
-GUARDED = "/v1/"  # the page beside the API has its own rules
+GUARDED = "/v1/"  # key, rate and size; the page beside the API has its own rules
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS", "TRACE")  # RFC 9110, 9.2.1: these change nothing
 
 
 class RateLimiter:
@@ -41,6 +44,27 @@ class RateLimiter:
         return wait
 
 
+def cross_site(headers: dict[bytes, bytes]) -> bool:
+    """Whether a browser says that another site's page sends this: any page that a user of this machine opens could
+    otherwise speak, cancel, save voices and start runs here.
+
+    Browsers send Sec-Fetch-Site to https and to this machine; over plain http to another machine only Origin, which is
+    held against the host that was asked for (as a proxy names it, too). Other programs send neither.
+    """
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site == b"cross-site"
+    origin = headers.get(b"origin")
+    if origin is None:
+        return False
+    try:
+        asking = urlsplit(origin.decode("latin-1")).netloc.lower()
+    except ValueError:
+        return True
+    hosts = (headers.get(name, b"").decode("latin-1").lower() for name in (b"host", b"x-forwarded-host"))
+    return not asking or asking not in hosts  # "null": a sandboxed page or a file
+
+
 class Guard:
     """ASGI middleware around the app."""
 
@@ -51,24 +75,30 @@ class Guard:
         self._limiter = RateLimiter(settings.requests_per_minute) if settings.requests_per_minute else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(GUARDED):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        error = self._refuse(scope, headers)
+        guarded = scope["path"].startswith(GUARDED)
+        error = self._refuse(scope, headers) if guarded else None
+        # A key that a caller sends proves that it is no stranger; a password that browsers send by themselves does not.
+        if (
+            error is None
+            and not (guarded and self._key)
+            and scope["method"] not in SAFE_METHODS
+            and cross_site(headers)
+        ):
+            error = CrossSite("web pages of other sites may not use this server; set CHORUS_API_KEY and send it")
         if error is not None:
             await error_response(error)(scope, receive, send)
             return
-        await self._app(scope, self._counting(receive), send)
+        await self._app(scope, self._counting(receive) if guarded else receive, send)
 
     def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> ChorusError | None:
         if self._key is not None:
             kind, _, key = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
                 return Unauthorized("this server wants its API key as Authorization: Bearer KEY")
-        elif headers.get(b"sec-fetch-site") == b"cross-site" and scope["method"] in ("POST", "DELETE"):
-            # Without a key, any web page that a user of this machine opens could speak and save voices here.
-            return CrossSite("web pages of other sites may not use this server; set CHORUS_API_KEY and send it")
         if self._limiter is not None and scope["method"] in ("POST", "DELETE"):
             client = (scope.get("client") or ("local", 0))[0]
             if wait := self._limiter.wait_s(client):
