@@ -143,7 +143,8 @@ class Engine:
         voice = self._resolve_voice(request.voice)
         parts = tuple(self._part(request, part, voice, seed + i, settings) for i, part in enumerate(cleaned.parts))
         in_context = voice is not None and self._in_context(request, voice)
-        stream = SpeechStream(request, cleaned.text, seed, self.cancel, cleaned.parts)
+        tokens = self.prompts.count_tokens(cleaned.text, request.instruct)
+        stream = SpeechStream(request, cleaned.text, seed, self.cancel, cleaned.parts, tokens)
         deadline = request.deadline_s or self.config.stream.deadline_s
         self._loop.submit(
             Job(

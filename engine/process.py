@@ -105,9 +105,9 @@ class EngineProcess:
         """As `Engine.stream`; EngineClosed while there is no ready child."""
         stream: list[SpeechStream] = []
 
-        def accepted(reply: tuple[str, int, tuple[str, ...]]) -> SpeechStream:
-            text, seed, parts = reply
-            stream.append(SpeechStream(request, text, seed, self.cancel, parts))
+        def accepted(reply: tuple[str, int, tuple[str, ...], int]) -> SpeechStream:
+            text, seed, parts, tokens = reply
+            stream.append(SpeechStream(request, text, seed, self.cancel, parts, tokens))
             self._streams[request.id] = stream[0]
             return stream[0]
 

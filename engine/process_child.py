@@ -155,7 +155,8 @@ class Child:
         try:
             if name == "stream":
                 stream = self._engine.stream(argument)
-                self._outbox.send("reply", number, (stream.text, stream.seed, stream.parts))  # before its first chunk
+                made = stream.text, stream.seed, stream.parts, stream.input_tokens
+                self._outbox.send("reply", number, made)  # before its first chunk
                 self._outbox.follow(stream)
             elif name == "encode":
                 self._outbox.send("reply", number, self._engine._encode_voice(argument))

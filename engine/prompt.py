@@ -103,6 +103,10 @@ class PromptBuilder:
         """Everything but Base; the 0.6B CustomVoice checkpoint ignores instructions in the reference."""
         return self.checkpoint.task != "Base" and str(self.config.get("tts_model_size")) not in ("0b6", "0.6b")
 
+    def count_tokens(self, text: str, instruct: str | None = None) -> int:
+        """Tokens of a text, and of an instruction where it is read; the frame around them is not counted."""
+        return len(self._ids(text)) + (len(self._ids(instruct)) if instruct and self.takes_instruct else 0)
+
     # ---- building ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()

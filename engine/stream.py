@@ -26,11 +26,13 @@ class SpeechStream(Iterator[AudioChunk]):
         seed: int,
         cancel: Callable[[str], bool],
         parts: tuple[str, ...] = (),
+        input_tokens: int = 0,
     ) -> None:
         self.request = request
         self.id = request.id
         self.text = text  # as it will be spoken, after cleaning
         self.parts = parts or (text,)  # of a long text; part i is spoken with the seed `seed + i`
+        self.input_tokens = input_tokens  # of the text as spoken and of the instruction
         self.position = 0  # place in the queue: 1 is next, 0 is being spoken
         self.seed = seed
         self.result: SpeechResult | None = None

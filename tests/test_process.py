@@ -59,6 +59,7 @@ def test_the_child_speaks_like_the_engine_in_this_process(process, engine, name)
     here = engine.stream(SpeechRequest(TEXT, **request))
     there = process.stream(SpeechRequest(TEXT, **request))
     assert there.text == here.text and there.seed == 5
+    assert there.input_tokens == here.input_tokens > 7  # words and stops: at least one token each
     np.testing.assert_allclose(pcm_of(there), pcm_of(here), atol=1e-4)
     assert there.result.frames == 12 and there.result.finish_reason == here.result.finish_reason
 

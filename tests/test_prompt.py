@@ -86,3 +86,11 @@ def test_languages_by_name_and_code(builders):
     english = builder.talker["codec_language_id"]["english"]
     assert builder.resolve_language("English") == builder.resolve_language("en-US") == english
     assert builder.resolve_language(None) is None and builder.resolve_language("auto") is None
+
+
+def test_tokens_are_counted_as_the_tokenizer_makes_them(builders):
+    text, style = "Hello there, all of you.", "Speak slowly."
+    builder = builders["custom_voice"]
+    assert builder.count_tokens(text) == len(builder.tokenizer(text)) > 5
+    assert builder.count_tokens(text, style) == builder.count_tokens(text) + len(builder.tokenizer(style))
+    assert builders["base"].count_tokens(text, style) == builders["base"].count_tokens(text)  # no instruction is read

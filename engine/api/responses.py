@@ -98,10 +98,15 @@ class StreamedSpeech(Response):
         await _send_body(send, data)
 
     def _done(self, result: SpeechResult) -> dict[str, Any]:
+        tokens = self._listener.stream.input_tokens
         return {
             "type": "speech.audio.done",
-            # A frame is the model's output token. Input tokens are counted by nobody here: said, not invented.
-            "usage": {"input_tokens": None, "output_tokens": result.frames, "total_tokens": None},
+            # Text tokens in, as the model's tokenizer makes them; a frame is the model's output token.
+            "usage": {
+                "input_tokens": tokens,
+                "output_tokens": result.frames,
+                "total_tokens": tokens + result.frames,
+            },
             "input_characters": self._characters,
             "finish_reason": result.finish_reason,
             "detail": result.detail,

@@ -52,7 +52,7 @@ class StandIn:
             self.voices.entry(request.voice)
         if request.chunk_schedule:
             check_schedule(request.chunk_schedule)
-        stream = SpeechStream(request, cleaned.text, seed, self.cancel)
+        stream = SpeechStream(request, cleaned.text, seed, self.cancel, input_tokens=len(cleaned.text.split()))
         with self._lock:
             if self.closed:
                 raise EngineClosed("the engine is restarting; try again shortly")
