@@ -12,6 +12,7 @@ streams nothing; the models belong to the thread in `loop.py`.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +136,16 @@ class Engine:
         submitted_at = time.monotonic()
         cleaned = self.prepare_text(request.text, request.language)
         seed = sampling.resolve_seed(request.seed)
-        settings = sampling.resolve(request.sampling, self.checkpoint.generation)
+        sampled = sampling.resolve(request.sampling, self.checkpoint.generation)
+        options = SlotOptions(seed=seed, max_frames=self.config.stream.max_frames, **sampled)
         if request.chunk_schedule is not None:
             check_schedule(request.chunk_schedule)
         if request.deadline_s is not None and not request.deadline_s > 0:
             raise InvalidRequest("deadline_s must be more than 0 seconds", field="deadline_s")
         voice = self._resolve_voice(request.voice)
-        parts = tuple(self._part(request, part, voice, seed + i, settings) for i, part in enumerate(cleaned.parts))
+        parts = tuple(
+            self._part(request, part, voice, replace(options, seed=seed + i)) for i, part in enumerate(cleaned.parts)
+        )
         in_context = voice is not None and self._in_context(request, voice)
         tokens = self.prompts.count_tokens(cleaned.text, request.instruct)
         stream = SpeechStream(request, cleaned.text, seed, self.cancel, cleaned.parts, tokens)
@@ -182,9 +186,7 @@ class Engine:
         """In-context cloning needs the codes and the transcript; without one the x-vector alone is used."""
         return not request.x_vector_only and voice.codes is not None and bool(voice.transcript)
 
-    def _part(
-        self, request: SpeechRequest, part: str, voice: VoicePrompt | None, seed: int, settings: dict[str, Any]
-    ) -> Part:
+    def _part(self, request: SpeechRequest, part: str, voice: VoicePrompt | None, options: SlotOptions) -> Part:
         in_context = voice is not None and self._in_context(request, voice)
         rows = self.prompts.build(
             part,
@@ -196,39 +198,35 @@ class Engine:
             reference_text=voice.transcript if voice is not None and in_context else None,
             non_streaming_text=request.non_streaming_text,
         )
-        limits = self.config
-        room = limits.talker.max_model_len - len(rows.prefill)
-        cap = min(limits.stream.max_frames, room)
-        if request.max_frames is None:
-            frames = text.frame_cap(part, cap)
-        elif 2 <= request.max_frames <= cap:
-            frames = request.max_frames
-        else:
-            raise InvalidRequest(
-                f"max_frames = {request.max_frames}; with this text and voice it may be 2 to {cap}", field="max_frames"
-            )
-        if room < 2:
-            raise InvalidRequest(
-                f"text and reference need {len(rows.prefill)} positions of {limits.talker.max_model_len}; use a "
-                "shorter reference clip or instruction",
-                field="voice" if voice is not None else "instruct",
-            )
-        options = SlotOptions(
-            seed=seed,
-            max_frames=frames,
-            min_frames=max(2, min(request.min_frames, frames)),
-            do_sample=settings["do_sample"],
-            temperature=settings["temperature"],
-            top_k=settings["top_k"],
-            top_p=settings["top_p"],
-            repetition_penalty=settings["repetition_penalty"],
-            subtalker_do_sample=settings["subtalker_dosample"],
-            subtalker_temperature=settings["subtalker_temperature"],
-            subtalker_top_k=settings["subtalker_top_k"],
-            subtalker_top_p=settings["subtalker_top_p"],
-        )
+        least, most = self._length(request, part, len(rows.prefill))
+        options = replace(options, min_frames=least, max_frames=most)
         self._talker.check(rows, options)
         return Part(part, rows, options)
+
+    def _length(self, request: SpeechRequest, part: str, rows: int) -> tuple[int, int]:
+        """The least and the most frames of a part with a prompt of `rows` rows. Raises InvalidRequest."""
+        limits = self.config
+        room = limits.talker.max_model_len - rows
+        if room < 2:
+            raise InvalidRequest(
+                f"text and reference need {rows} positions of {limits.talker.max_model_len}; use a "
+                "shorter reference clip or instruction",
+                field="voice" if request.voice is not None else "instruct",
+            )
+        cap = min(limits.stream.max_frames, room)
+        least, most = request.min_frames, request.max_frames
+        for name, value in (("min_frames", least), ("max_frames", 2 if most is None else most)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InvalidRequest(f"{name} must be a whole number of frames, not {value!r}", field=name)
+        if most is not None and not 2 <= most <= cap:
+            raise InvalidRequest(
+                f"max_frames = {most}; with this text and voice it may be 2 to {cap}", field="max_frames"
+            )
+        if least > (cap if most is None else most):
+            top = f"the {cap} that fit with this text and voice" if most is None else f"max_frames = {most}"
+            raise InvalidRequest(f"min_frames = {least} is more than {top}", field="min_frames")
+        least = max(2, least)
+        return least, max(least, text.frame_cap(part, cap)) if most is None else most
 
     # ---- state -------------------------------------------------------------------------------------------------
 

@@ -164,7 +164,7 @@ class EngineLoop:
         part = job.parts[job.part]
         job.talker_id = f"{job.id}#{job.part}"
         self._by_talker[job.talker_id] = job
-        self._talker.add(job.talker_id, part.prompt, part.options)
+        self._talker.add(job.talker_id, part.prompt, part.options, checked=True)  # when it was submitted
         self._trace.event("prefill", job.id, part=job.part, rows=len(part.prompt.prefill))
 
     def _check_deadlines(self) -> None:

@@ -15,8 +15,6 @@ SAMPLE_RATE = 24_000  # Hz, of every PCM array inside the engine
 SAMPLES_PER_FRAME = 1920  # 80 ms; 12.5 frames a second
 FRAMES_PER_SECOND = SAMPLE_RATE / SAMPLES_PER_FRAME
 
-FINISH_REASONS = ("stop", "length", "silence", "loop", "cancelled", "deadline", "error")
-
 
 @dataclass(frozen=True)
 class SamplingOverrides:
@@ -82,7 +80,8 @@ class SpeechResult:
     """How a request ended. Times are `time.monotonic()` seconds."""
 
     request_id: str
-    finish_reason: str  # one of FINISH_REASONS; only "stop" is a complete utterance
+    # "stop" is a complete utterance; else "length", "silence", "loop", "cancelled", "deadline" or "error"
+    finish_reason: str
     frames: int
     seed: int
     text: str  # as spoken, after cleaning

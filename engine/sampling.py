@@ -1,4 +1,4 @@
-"""Sampling settings of one request: the checkpoint's defaults, the request's overrides, one range check."""
+"""Sampling settings of one request: the checkpoint's defaults, the request's overrides, and what each may be."""
 
 from __future__ import annotations
 
@@ -19,36 +19,35 @@ MAX_SEED = 2**53 - 1  # what a browser's numbers carry exactly
 
 
 def resolve(overrides: SamplingOverrides, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Every sampling field, checked.
+    """Every sampling setting as `SlotOptions` takes it, which also checks it.
 
     Args:
         overrides: of the request.
         defaults: `Checkpoint.generation`.
-
-    Raises:
-        InvalidRequest: a value out of range; names the field.
     """
     settings = {name: defaults[name] for name in NAMES} | overrides.given()
-    for name, value in settings.items():
-        kind = name.removeprefix("subtalker_")
-        if kind in ("do_sample", "dosample"):
-            if not isinstance(value, bool):
-                raise InvalidRequest(f"{name} must be true or false, not {value!r}", field=name)
-            continue
-        low, high, words = _RANGES[kind]
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if (
-            not number
-            or not low <= value <= high
-            or (kind == "top_p" and value == 0)
-            or (kind == "top_k" and value % 1)
-        ):
-            raise InvalidRequest(f"{name} = {value!r} is out of range; it may be {words}", field=name)
-    # Temperature 0 is the usual way to ask for the likeliest code.
-    for prefix, switch in (("", "do_sample"), ("subtalker_", "subtalker_dosample")):
-        if settings[f"{prefix}temperature"] < 1e-3:
-            settings[switch], settings[f"{prefix}temperature"] = False, 1.0
+    settings["subtalker_do_sample"] = settings.pop("subtalker_dosample")  # the published files' spelling
     return settings
+
+
+def check(name: str, value: Any) -> None:
+    """Refuse a sampling setting that cannot be. Of a number, NaN is refused too.
+
+    Args:
+        name: a field of `SamplingOverrides`.
+
+    Raises:
+        InvalidRequest: names the field, and what it may be.
+    """
+    kind = name.removeprefix("subtalker_")
+    if kind in ("do_sample", "dosample"):
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{name} must be true or false, not {value!r}", field=name)
+        return
+    low, high, words = _RANGES[kind]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not low <= value <= high or (kind == "top_p" and value == 0) or (kind == "top_k" and value % 1):
+        raise InvalidRequest(f"{name} = {value!r} is out of range; it may be {words}", field=name)
 
 
 def resolve_seed(seed: int | None) -> int:

@@ -95,10 +95,16 @@ def test_six_at_once_equal_each_alone(engine, voice):  # vllm-omni #4370: anothe
         ({"seed": -1}, InvalidRequest, "seed"),
         ({"max_frames": 1}, InvalidRequest, "max_frames"),
         ({"max_frames": 10**6}, InvalidRequest, "max_frames"),
+        ({"max_frames": 9.0}, InvalidRequest, "max_frames"),
+        ({"min_frames": 10, "max_frames": 9}, InvalidRequest, "min_frames"),
+        ({"min_frames": 10**6}, InvalidRequest, "min_frames"),
+        ({"min_frames": None}, InvalidRequest, "min_frames"),
         ({"chunk_schedule": (0,)}, InvalidRequest, "chunk_schedule"),
         ({"deadline_s": 0.0}, InvalidRequest, "deadline_s"),
         ({"sampling": SamplingOverrides(temperature=-1)}, InvalidRequest, "temperature"),
         ({"sampling": SamplingOverrides(top_p=0)}, InvalidRequest, "top_p"),
+        ({"sampling": SamplingOverrides(subtalker_dosample=1)}, InvalidRequest, "subtalker_dosample"),
+        ({"sampling": SamplingOverrides(subtalker_temperature="hot")}, InvalidRequest, "subtalker_temperature"),
     ],
 )
 def test_bad_input_is_refused_before_it_costs_anything(engine, voice, options, error, field):
@@ -170,7 +176,8 @@ def test_info_and_metrics_are_plain(engine):
 
 @pytest.mark.slow
 def test_codec_modes_and_policies_speak_alike():
-    """Windowed decoding (experiment), no batching, admission 1: other ways to the same stream while it is short."""
+    """Windowed decoding, no batching, admission 1; codec state on the host, predictor after the step: experiments, and
+    other ways to the same stream while it is short."""
     from engine.engine import Engine
     from tests.conftest import small_engine_config
 
@@ -178,6 +185,7 @@ def test_codec_modes_and_policies_speak_alike():
     for overrides in (
         {},
         {"codec.mode": "windowed", "codec.left_context": 72, "codec.batching": False, "codec.admission": 1},
+        {"codec.state": "host", "talker.predictor_placement": "eager"},
     ):
         with Engine.from_config(small_engine_config(**overrides)) as engine:
             voice = engine.voices.get(engine.voices.list()[0].name)

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
+from engine import sampling
 from engine.errors import EngineBusy, InvalidRequest
 from engine.talker.geometry import TalkerGeometry
 
 NEVER = 1 << 30  # a frame number no request reaches
+COLD = 1e-3  # temperatures below are greedy: the usual way to ask for the likeliest code is 0
 
 # Columns of SlotBuffers.integers and .reals: one row copy admits a request, one gather serves a batch.
 PROMPT_LEN, LAST_ROW, SEED, MIN_FRAMES, TICKET, TOP_K, SUB_TOP_K = range(7)
@@ -75,24 +77,19 @@ class SlotOptions:
     subtalker_top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, low in (("max_frames", 1), ("min_frames", 0), ("top_k", 0), ("subtalker_top_k", 0)):
+        for name, low in (("max_frames", 1), ("min_frames", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise InvalidRequest(f"{name} must be an integer of at least {low}, not {value!r}", field=name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidRequest(f"seed must be an integer, not {self.seed!r}", field="seed")
-        for prefix in ("", "subtalker_"):
-            _check_real(prefix + "temperature", getattr(self, prefix + "temperature"), 0.0, 100.0)
-            name = prefix + "top_p"
-            _check_real(name, getattr(self, name), 0.0, 1.0)
-            if getattr(self, name) == 0.0:
-                raise InvalidRequest(f"{name} must be above 0; 1 switches it off", field=name)
-        _check_real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        for name in sampling.NAMES:
+            sampling.check(name, getattr(self, name.replace("dosample", "do_sample")))
 
 
-def _check_real(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:  # NaN fails too
-        raise InvalidRequest(f"{name} must be a number from {low:g} to {high:g}, not {value!r}", field=name)
+def _temperature(do_sample: bool, value: float) -> float:
+    """0 is greedy."""
+    return value if do_sample and value >= COLD else 0.0
 
 
 class SlotPool:
@@ -188,15 +185,15 @@ class SlotBuffers:
         trailing = prompt.trailing[: options.max_frames]
         length, last = prompt.prefill.shape[0], prompt.prefill.shape[0] + trailing.shape[0]
         rows = torch.cat([prompt.prefill, trailing, prompt.pad[None]]).to(self.rows.dtype)
-        top_k, sub_top_k = options.top_k or self.vocab, options.subtalker_top_k or self.vocab
+        top_k, sub_top_k = int(options.top_k) or self.vocab, int(options.subtalker_top_k) or self.vocab
         seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)  # any integer, wrapped to int64
         integers = torch.tensor([length, last, seed, options.min_frames, ticket, top_k, sub_top_k])
         reals = torch.tensor(
             [
-                options.temperature if options.do_sample else 0.0,
+                _temperature(options.do_sample, options.temperature),
                 options.top_p,
                 options.repetition_penalty,
-                options.subtalker_temperature if options.subtalker_do_sample else 0.0,
+                _temperature(options.subtalker_do_sample, options.subtalker_temperature),
                 options.subtalker_top_p,
             ]
         )

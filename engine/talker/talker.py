@@ -171,8 +171,8 @@ class Talker:
                 field="max_frames",
             )
 
-    def add(self, id: str, prompt: PromptRows, options: SlotOptions) -> None:
-        """Take a request in; its frames come out of `step`.
+    def add(self, id: str, prompt: PromptRows, options: SlotOptions, *, checked: bool = False) -> None:
+        """Take a request in; its frames come out of `step`. `checked`: it has passed `check`.
 
         Raises:
             SlotsFull: no slot is free.
@@ -182,7 +182,8 @@ class Talker:
             raise EngineClosed("the talker is closed")
         if id in self._running:
             raise InvalidRequest(f"a request {id!r} is already running", field="id")
-        self.check(prompt, options)
+        if not checked:
+            self.check(prompt, options)
         length = prompt.prefill.shape[0]
         slot = self._pool.take()
         self._ticket += 1

@@ -52,6 +52,10 @@ def test_graph_sizes():
         ({"subtalker_top_k": -1}, "subtalker_top_k"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"repetition_penalty": "high"}, "repetition_penalty"),
+        ({"temperature": 5.1}, "temperature"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"do_sample": 1}, "do_sample"),
+        ({"subtalker_do_sample": None}, "subtalker_dosample"),
     ],
 )
 def test_options_refused(changes, field):
