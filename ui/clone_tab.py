@@ -100,10 +100,7 @@ class CloneTab:
 
         with gr.Accordion("How it will be spoken", open=False, elem_id="preview-box"):
             self.parts_note = gr.Markdown(elem_classes="ch-note", elem_id="parts-note")
-            self.parts = gr.Dataframe(
-                headers=text_preview.COLUMNS, interactive=False, wrap=True, show_label=False, elem_id="parts",
-                max_height=260, column_widths=["10%", "78%", "12%"],
-            )  # fmt: skip
+            self.parts = gr.HTML(elem_id="parts", padding=False)
             self.text_file = gr.File(
                 label="Open a .txt file", file_types=[".txt", ".md"], type="binary", height=90, elem_id="text-file"
             )
@@ -312,7 +309,7 @@ class CloneTab:
         self.handle.touch()
         return f"Saved as {entry.name}; it is now among the ready voices."
 
-    def _on_text(self, text: str, language: str) -> tuple[str, list[list[Any]]]:
+    def _on_text(self, text: str, language: str) -> tuple[str, str]:
         return text_preview.preview(self.handle, text, language)
 
     @staticmethod

@@ -154,9 +154,13 @@ async def _records(stream: Any, request: Request, handle: EngineHandle) -> Async
     stream.on_item(lambda: loop.call_soon_threadsafe(fresh.set))
     watch = asyncio.create_task(_cancel_when_gone(request, stream))
     try:
-        yield wire.event("start", id=stream.id, seed=stream.seed, text=stream.text)
+        yield wire.event("start", id=stream.id, seed=stream.seed, text=stream.text, parts=stream.parts)
+        position = 0
         while True:
             fresh.clear()
+            if stream.position != position:
+                position = stream.position
+                yield wire.event("queue", position=position)
             try:
                 chunk = stream.try_next()
             except StopIteration:
@@ -164,7 +168,8 @@ async def _records(stream: Any, request: Request, handle: EngineHandle) -> Async
             if chunk is None:
                 await fresh.wait()
                 continue
-            yield wire.event("chunk", index=chunk.index, frames=chunk.frames) + wire.audio(chunk.pcm)
+            about = wire.event("chunk", index=chunk.index, frames=chunk.frames, starts=chunk.starts)
+            yield about + wire.audio(chunk.pcm)
         yield wire.event("end", **_ending(stream.result))
     except ChorusError as error:
         handle.note_error(error.message)

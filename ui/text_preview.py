@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import html
 
 from engine import text
 from engine.errors import ChorusError
 from ui.handle import EngineHandle
 
-COLUMNS = ["Part", "Text", "About"]
 CHARACTERS_PER_SECOND = 15.0  # English reading speed, for an estimate only
 
 
-def preview(handle: EngineHandle, raw: str, language: str) -> tuple[str, list[list[Any]]]:
-    """(one line, rows of COLUMNS); the rows are empty when nothing can be said."""
+def preview(handle: EngineHandle, raw: str, language: str) -> tuple[str, str]:
+    """(one line, a table as HTML); the table is empty when nothing can be said.
+
+    The player marks the row of the part that is heard: ui/static/parts.js.
+    """
     limits = handle.config.stream
     info = handle.info
     languages = list(info.languages) if info else []
@@ -25,8 +27,19 @@ def preview(handle: EngineHandle, raw: str, language: str) -> tuple[str, list[li
             spoken_forms=text.wants_spoken_forms(limits.spoken_forms, language or "auto", languages),
         )
     except ChorusError as error:
-        return f"⚠ {error.message}", []
+        return f"⚠ {error.message}", ""
     seconds = [len(part) / CHARACTERS_PER_SECOND for part in cleaned.parts]
-    rows = [[i, part, f"{s:.0f} s"] for i, (part, s) in enumerate(zip(cleaned.parts, seconds, strict=True), 1)]
-    parts = "one part" if len(rows) == 1 else f"{len(rows)} parts, spoken as one stream"
-    return f"{len(cleaned.text)} characters in {parts}, about {sum(seconds):.0f} s", rows
+    parts = "one part" if len(seconds) == 1 else f"{len(seconds)} parts, spoken as one stream"
+    return f"{len(cleaned.text)} characters in {parts}, about {sum(seconds):.0f} s", table(cleaned.parts, seconds)
+
+
+def table(parts: tuple[str, ...], seconds: list[float]) -> str:
+    rows = "".join(
+        f'<tr data-part="{i}"><th scope="row">{i + 1}</th><td>{html.escape(part)}</td><td>{s:.0f} s</td></tr>'
+        for i, (part, s) in enumerate(zip(parts, seconds, strict=True))
+    )
+    head = '<tr><th scope="col">Part</th><th scope="col">Text</th><th scope="col">About</th></tr>'
+    return (
+        f'<div class="ch-parts-table" tabindex="0" role="region" aria-label="Parts of the text"><table>'
+        f"<thead>{head}</thead><tbody>{rows}</tbody></table></div>"
+    )

@@ -1,8 +1,9 @@
 """Records of the stream that `/chorus/speak` answers with: [type: 1 byte][length: uint32 LE][payload].
 
 Type `J` is a JSON event, type `P` float32 little-endian PCM at 24 kHz. The reader is ui/static/wire.js.
-Events: `start` (id, seed, text as spoken), `chunk` (before each `P`: index, frames, seconds since the request),
-`end` (how it ended), `error` (typed, after the start).
+Events: `start` (id, seed, text as spoken, its parts), `queue` (place in it: 1 is next, 0 is being spoken), `chunk`
+(before each `P`: index, frames, and the parts that begin in it as [part, first frame of the stream]), `end` (how it
+ended), `error` (typed, after the start).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ export class PcmQueue {
     this.offset = 0; // samples of blocks[0] already pulled
     this.queued = 0; // samples waiting
     this.played = 0; // samples pulled since reset
+    this.skipped = 0; // of these: samples that were cut from the take afterwards
     this.ended = false;
     this.state = "waiting"; // waiting -> playing <-> starved -> done
     this.hold = Math.round(startBuffer * this.rate);
@@ -24,6 +25,26 @@ export class PcmQueue {
     if (this.ended || !block.length) return;
     this.blocks.push(block);
     this.queued += block.length;
+  }
+
+  // Forget everything after the first `kept` samples of the take: what is not heard yet will not be.
+  truncate(kept) {
+    const excess = this.played - this.skipped + this.queued - kept;
+    if (excess <= 0) return;
+    let drop = Math.min(excess, this.queued);
+    this.skipped += excess - drop;
+    this.queued -= drop;
+    while (drop > 0) {
+      const last = this.blocks.length - 1;
+      const left = this.blocks[last].length - (last ? 0 : this.offset);
+      if (left > drop) {
+        this.blocks[last] = this.blocks[last].subarray(0, this.blocks[last].length - drop);
+        return;
+      }
+      this.blocks.pop();
+      if (!last) this.offset = 0;
+      drop -= left;
+    }
   }
 
   end() {

@@ -6,7 +6,7 @@ export const RATE = 24000;
 
 export class Player {
   constructor(onReport) {
-    this.onReport = onReport; // ({played, queued, state, gaps, firstAt}) => void
+    this.onReport = onReport; // ({played, skipped, queued, state, gaps, firstAt}) => void
     this.take = 0;
     this.opening = null;
   }
@@ -29,6 +29,7 @@ export class Player {
   }
 
   push(pcm) { this.#send({ push: pcm }); } // Float32Array; the caller keeps its own copy
+  truncate(kept) { this.#send({ truncate: kept }); } // samples since begin()
   end() { this.#send({ end: true }); }
   stop() { this.#send({ stop: true }); }
 
@@ -57,13 +58,14 @@ export class Player {
       if (queue.state === "done" && reported === take) return;
       if (queue.state === "done") reported = take;
       this.#report({
-        take, played: queue.played, queued: queue.queued, state: queue.state, gaps: queue.gaps,
+        take, played: queue.played, skipped: queue.skipped, queued: queue.queued, state: queue.state, gaps: queue.gaps,
         first: first >= 0,
       });
     };
     this.#send = (message) => {
       if (message.reset) queue.reset(message.startBuffer);
       else if (message.push) queue.push(message.push);
+      else if (message.truncate !== undefined) queue.truncate(message.truncate);
       else if (message.end) queue.end();
       else if (message.stop) queue.stop();
     };

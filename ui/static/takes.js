@@ -30,12 +30,14 @@ export class Takes {
     store("readonly", (takes) => takes.getAll()).then((all) => { this.list = (all ?? []).concat(this.list); this.render(); });
   }
 
-  // take: {at, settings, seed, text, pcm: Float32Array, ending}
+  // take: what Take.toRecord gives. One with the same `at` is replaced.
   add(take) {
+    this.list = this.list.filter((other) => other.at !== take.at);
     this.list.push(take);
     store("readwrite", (takes) => takes.put(take)).catch(() => {});
     while (this.list.length > KEEP) this.#forget(this.list[0]);
     this.render();
+    return take;
   }
 
   clear() {
@@ -93,13 +95,19 @@ export class Takes {
 }
 
 function settingsJson(take) {
-  return JSON.stringify({ ...take.settings, seed: take.seed, spoken_text: take.text, result: take.ending }, null, 2);
+  const parts = take.texts?.map((text, i) => ({ text, seed: take.starts[i]?.seed ?? null }));
+  return JSON.stringify({ ...take.settings, seed: take.seed, spoken_text: take.text, parts, requests: take.runs, result: take.ending }, null, 2);
 }
 
-// The same take from a shell, by the OpenAI-compatible route of this server.
+// The same take from a shell, by the OpenAI-compatible route of this server; a command for each request that it took.
 export function curl(take) {
+  if (!(take.runs?.length > 1)) return command(take, take.settings.text, take.seed, "take.wav");
+  return take.runs.map((run) => command(take, run.text, run.seed, `take-part-${run.first + 1}.wav`)).join("\n");
+}
+
+function command(take, text, seed, file) {
   const s = take.settings;
-  const body = { input: s.text, response_format: "wav", language: s.language, seed: take.seed, ...s.sampling };
+  const body = { input: text, response_format: "wav", language: s.language, seed, ...s.sampling };
   if (s.voice && !s.voice.startsWith("clip:")) body.voice = s.voice;
   if (s.voice?.startsWith("clip:")) body.ref_audio = "data:audio/wav;base64,<your clip>";
   if (s.transcript) body.ref_text = s.transcript;
@@ -107,7 +115,7 @@ export function curl(take) {
   if (s.instruct) body.instructions = s.instruct;
   if (s.x_vector_only) body.x_vector_only_mode = true;
   const json = JSON.stringify(body).replaceAll("'", "'\\''");
-  return `curl -s ${location.origin}/v1/audio/speech -H 'Content-Type: application/json' -d '${json}' -o take.wav`;
+  return `curl -s ${location.origin}/v1/audio/speech -H 'Content-Type: application/json' -d '${json}' -o ${file}`;
 }
 
 async function encoded(pcm, container, name) {

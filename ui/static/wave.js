@@ -32,6 +32,14 @@ export class Wave {
     this.draw();
   }
 
+  // Forget what comes after so many samples.
+  cut(samples) {
+    this.samples = Math.min(this.samples, Math.floor(samples / WINDOW) * WINDOW);
+    this.peaks.length = this.rms.length = this.samples / WINDOW;
+    this.partial = this.energy = 0;
+    this.draw();
+  }
+
   // Level of what is heard now, 0 to 1 on a scale of -50 to 0 dBFS.
   level() {
     const rms = this.rms[Math.floor(this.played / WINDOW)] ?? 0;

@@ -12,6 +12,7 @@ class ChorusPlayer extends AudioWorkletProcessor {
       if (data.reset) { this.take = data.take; this.queue.reset(data.startBuffer); }
       else if (data.take !== this.take) return; // of a take that is over
       else if (data.push) this.queue.push(data.push);
+      else if (data.truncate !== undefined) this.queue.truncate(data.truncate);
       else if (data.end) this.queue.end();
       else if (data.stop) this.queue.stop();
     };
@@ -24,7 +25,7 @@ class ChorusPlayer extends AudioWorkletProcessor {
     const done = queue.state === "done";
     if (first || done || this.blocks++ % 6 === 0) { // about every 30 ms
       this.port.postMessage({
-        take: this.take, played: queue.played, queued: queue.queued, state: queue.state, gaps: queue.gaps,
+        take: this.take, played: queue.played, skipped: queue.skipped, queued: queue.queued, state: queue.state, gaps: queue.gaps,
         first,
       });
     }
