@@ -126,7 +126,7 @@ function onEvent(take, run, event) {
 }
 
 function onEnd(take, run, event) {
-  const early = EARLY[event.finish_reason] && (event.detail || EARLY[event.finish_reason]);
+  const early = EARLY[event.finish_reason] && ((take.texts.length === 1 && event.detail) || EARLY[event.finish_reason]);
   if (early) take.failed = take.alone ?? take.done;
   else take.done = take.texts.length;
   const name = `Part ${(take.failed ?? 0) + 1} of ${take.texts.length}`;

@@ -94,7 +94,7 @@ export class Takes {
   }
 }
 
-function settingsJson(take) {
+export function settingsJson(take) {
   const parts = take.texts?.map((text, i) => ({ text, seed: take.starts[i]?.seed ?? null }));
   return JSON.stringify({ ...take.settings, seed: take.seed, spoken_text: take.text, parts, requests: take.runs, result: take.ending }, null, 2);
 }
