@@ -17,7 +17,6 @@ from engine.scheduler import CodecQueue, SchedulerSettings
 from engine.trace import Trace
 
 PRIMED_STATES = 64  # codec states kept after the reference clip of a voice, least recently used dropped
-PRIME_FRAMES = 25  # the reference is decoded in pieces of this many frames: bounded memory at any length
 
 
 @dataclass(frozen=True)
@@ -79,16 +78,23 @@ class CodecStage:
         `wait` waits for the device: right when the talker has nothing to do meanwhile.
         """
         while (batch := self._queue.take(time.monotonic())) is not None:
-            jobs = [self._jobs[stream_id] for stream_id in batch.streams]
-            for job in jobs:
-                self._prime(job)
-            codes = np.stack([job.take(batch.frames) for job in jobs])  # [n, T, G]
-            slots = [job.codec_slot for job in jobs if job.codec_slot is not None]
-            decoded = self._runner.launch(slots, torch.from_numpy(codes).transpose(1, 2))
-            self._launched.append(_Launch(jobs, batch.frames, decoded, time.monotonic()))
-            self.batches += 1
-            yield from self._collect(wait=False)
+            left = list(batch.streams)
+            while left:
+                # A voice that is heard for the first time costs its whole reference: nobody else waits for that.
+                now = [name for name in left if self._primed_already(self._jobs[name])] or left[:1]
+                self._launch([self._jobs[name] for name in now], batch.frames)
+                yield from self._collect(wait=False)
+                left = [name for name in left if name not in now and name in self._jobs]  # one may have ended meanwhile
         yield from self._collect(wait=wait)
+
+    def _launch(self, jobs: list[Job], frames: int) -> None:
+        for job in jobs:
+            self._prime(job)
+        codes = np.stack([job.take(frames) for job in jobs])  # [n, T, G]
+        slots = [job.codec_slot for job in jobs if job.codec_slot is not None]
+        decoded = self._runner.launch(slots, torch.from_numpy(codes).transpose(1, 2))
+        self._launched.append(_Launch(jobs, frames, decoded, time.monotonic()))
+        self.batches += 1
 
     def _collect(self, *, wait: bool) -> Iterator[tuple[Job, np.ndarray, int]]:
         while self._launched and (wait or self._launched[0].decoded.ready):
@@ -102,6 +108,9 @@ class CodecStage:
                 if self._jobs.get(job.id) is job:
                     yield job, samples, launch.frames
 
+    def _primed_already(self, job: Job) -> bool:
+        return job.reference_codes is None or job.reference_key in self._primed
+
     def _prime(self, job: Job) -> None:
         """Run the reference codes through the decoder once, so that the new speech continues them.
 
@@ -114,9 +123,7 @@ class CodecStage:
             self._runner.restore(slot, self._primed[key])
             self._primed.move_to_end(key)
         else:
-            codes = torch.from_numpy(np.ascontiguousarray(job.reference_codes.T[None]))
-            for at in range(0, codes.shape[-1], PRIME_FRAMES):
-                self._runner.prime(slot, codes[..., at : at + PRIME_FRAMES])
+            self._runner.prime(slot, torch.from_numpy(np.ascontiguousarray(job.reference_codes.T[None])))
             if key is not None:
                 self._primed[key] = self._runner.save(slot)
                 while len(self._primed) > PRIMED_STATES:

@@ -21,6 +21,8 @@ from engine.codec.streaming import SlotState
 from engine.cuda_graphs import Capture, capture_on
 from engine.errors import ConfigError, EngineBusy
 
+PRIME_FRAMES = 25  # an eager prime decodes in pieces of this many frames: bounded memory at any length
+
 
 class StreamDecoder(Protocol):
     """What the runner asks of a decoder: `CodecDecoder`, or `WindowedDecoder` for comparison."""
@@ -170,20 +172,36 @@ class CodecRunner:
 
     @torch.inference_mode()
     def prime(self, slot: int, codes: Tensor) -> None:
-        """Run reference codes, int64 [1, G, T], through a slot; their PCM is not wanted. Eager, not counted."""
+        """Run reference codes, int64 [1, G, T], through a slot; their PCM is not wanted. Not counted.
+
+        In pieces: of captured sizes where there are graphs (hundreds of kernels launched one by one would hold up the
+        host, and with it every running stream), else of PRIME_FRAMES.
+        """
+        at, sizes = 0, sorted(self._graphs, reverse=True)
         with self._on_stream():
-            self._step(self._index([slot]), codes.to(self.device))
+            while left := codes.shape[-1] - at:
+                size = next((size for size in sizes if size <= left), min(left, PRIME_FRAMES))
+                piece = codes[..., at : at + size].contiguous()
+                if size in self._graphs:
+                    self._run_graph(self._graphs[size], [slot], piece)
+                else:
+                    self._step(self._index([slot]), self._pinned(piece).to(self.device))
+                at += size
 
     def _replay(self, graphs: list[_Graph], slots: Sequence[int], codes: Tensor) -> Tensor:
+        graph = self._run_graph(graphs, slots, codes)
+        self.stats["graph_hits"] += 1
+        self.stats["padded_rows"] += graph.batch - len(slots)
+        return self._to_host(graph.pcm[: len(slots)])
+
+    def _run_graph(self, graphs: list[_Graph], slots: Sequence[int], codes: Tensor) -> _Graph:
+        """Fill and replay the smallest graph that holds the slots; its `pcm` holds until the next replay."""
         n = len(slots)
         graph = next(graph for graph in graphs if graph.batch >= n)
-        pad = graph.batch - n
-        graph.rows.copy_(self._host([*slots, *[self._trash] * pad]), non_blocking=True)
+        graph.rows.copy_(self._host([*slots, *[self._trash] * (graph.batch - n)]), non_blocking=True)
         graph.codes[:n].copy_(self._pinned(codes), non_blocking=True)
         graph.replay()
-        self.stats["graph_hits"] += 1
-        self.stats["padded_rows"] += pad
-        return self._to_host(graph.pcm[:n])
+        return graph
 
     def _to_host(self, pcm: Tensor) -> Tensor:
         """A copy on the host: the graph's output buffer is overwritten by its next replay."""

@@ -93,3 +93,19 @@ def test_priming_is_saved_and_restored(decoder):
 def test_impossible_capture_sizes_are_refused(decoder):
     with pytest.raises(ConfigError, match="codec.capture"):
         CodecRunner(decoder, slots=1, capture=[(0, 4)])
+
+
+def test_priming_replays_graphs_where_there_are_some(decoder):
+    """Thirteen frames: 5 + 5 + 2 in graphs, and one that fits none. The same speech follows; nothing is counted."""
+    whole = codes(1, 17)
+    want = decoder(whole)[0, 0].numpy()[13 * 1920 :]
+    runner = CodecRunner(decoder, slots=2, capture=[(1, 5), (2, 2)], capture_with=run_eagerly)
+    ran = []
+    runner._run_graph = lambda graphs, *rest: (
+        ran.append(rest[1].shape[-1]),
+        CodecRunner._run_graph(runner, graphs, *rest),
+    )[1]
+    slot = runner.open()
+    runner.prime(slot, whole[..., :13])
+    assert ran == [5, 5, 2] and runner.stats == {"graph_hits": 0, "eager": 0, "padded_rows": 0}
+    assert abs(runner.decode([slot], whole[..., 13:])[0] - want).max() < 1e-5

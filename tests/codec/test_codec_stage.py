@@ -1,0 +1,87 @@
+"""The codec's side of the engine's thread: who waits for whom when voices are heard for the first time."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.codec.graphs import CodecRunner
+from engine.codec_stage import CodecStage
+from engine.config import WatchdogConfig
+from engine.job import Job
+from engine.request import SpeechRequest
+from engine.scheduler import SchedulerSettings
+from engine.stream import SpeechStream
+from engine.trace import Trace
+from engine.watchdog import Watchdog
+from tests.codec.test_streaming import FRAME, LIMIT, codes, decoder  # noqa: F401  (the fixture)
+
+FRAMES = 4
+
+
+class CountingRunner(CodecRunner):
+    primes = 0
+
+    def prime(self, slot, sequence):
+        self.primes += 1
+        super().prime(slot, sequence)
+
+
+def job(name: str, reference: torch.Tensor | None, key: str | None) -> Job:
+    stream = SpeechStream(SpeechRequest("Hi.", id=name), "Hi.", 0, lambda _: True)
+    return Job(
+        stream=stream,
+        parts=(),
+        task="base",
+        watchdog=Watchdog(WatchdogConfig(), False),
+        model="",
+        weights="random",
+        reference_codes=None if reference is None else reference.T.numpy(),
+        reference_key=key,
+    )
+
+
+@pytest.fixture
+def scene(decoder):  # noqa: F811
+    """Five first chunks that are ready at once: two of one new voice, one of another, one known, one without."""
+    runner = CountingRunner(decoder, slots=6)
+    stage = CodecStage(runner, SchedulerSettings(schedule=(FRAMES,)), Trace(None))
+    voices = {"old": codes(1, 9, seed=1)[0], "new": codes(1, 30, seed=2)[0], "other": codes(1, 8, seed=3)[0]}
+    before = job("before", voices["old"], "old")  # makes "old" a known voice
+    stage.open(before)
+    stage.produced(before, np.zeros((FRAMES, 5), np.int64), ended=True)
+    list(stage.run(wait=True))
+    stage.close(before)
+    runner.primes = 0
+    wanted = [("a", "new"), ("b", "other"), ("c", "new"), ("d", "old"), ("e", None)]
+    jobs = [job(name, voices.get(key or ""), key) for name, key in wanted]
+    spoken = codes(5, FRAMES, seed=5)
+    for index, each in enumerate(jobs):
+        stage.open(each)
+        stage.produced(each, spoken[index].T.numpy(), ended=True)
+    return runner, stage, jobs, voices, spoken
+
+
+def test_nobody_waits_for_the_reference_of_another_new_voice(scene, decoder):  # noqa: F811
+    runner, stage, jobs, voices, spoken = scene
+    heard = [(each.id, runner.primes, samples) for each, samples, _ in stage.run(wait=True)]
+    # known voices first, then one new voice after the other, each with everyone who speaks in it
+    assert [(name, primes) for name, primes, _ in heard] == [("d", 0), ("e", 0), ("a", 1), ("c", 1), ("b", 2)]
+    for name, _, samples in heard:
+        index = "abcde".index(name)
+        key = jobs[index].reference_key
+        before = voices[key] if key else torch.zeros(5, 0, dtype=torch.int64)
+        whole = decoder(torch.cat([before, spoken[index]], dim=1)[None])[0, 0].numpy()
+        assert abs(samples - whole[before.shape[1] * FRAME :]).max() <= LIMIT, name
+
+
+def test_a_stream_that_ends_meanwhile_is_left_out(scene):
+    runner, stage, jobs, _, _ = scene
+    heard = []
+    for each, _, _ in stage.run(wait=True):
+        heard.append(each.id)
+        if each.id == "d":
+            stage.close(jobs[1])  # "b", whose turn would have come
+    assert sorted(heard) == ["a", "c", "d", "e"]
+    for each in jobs:
+        stage.close(each)
+    assert runner.free_slots == 6
