@@ -111,6 +111,7 @@ class HttpTarget:
         self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False)
         self._clips: dict[str, dict[str, str]] = {}
         self._models: Any = None
+        self._ours = False  # Chorus: has a field for the least length, which other servers may refuse
 
     def describe(self) -> dict[str, Any]:
         s = self.settings
@@ -126,6 +127,7 @@ class HttpTarget:
         try:
             answer = await self._client.get(f"{self.settings.url}/models", timeout=CONNECT_S)
             self._models = answer.json() if answer.is_success else f"HTTP {answer.status_code}"
+            self._ours = _owner(self._models) == "chorus"
         except httpx.HTTPError as error:
             raise EvalError(f"no speech server at {self.settings.url}: {error!r}", field="url") from error
         except ValueError:
@@ -146,6 +148,8 @@ class HttpTarget:
             body |= self._clips[ask.voice]
         if ask.frames is not None:
             body["max_new_tokens"] = ask.frames
+            if self._ours:
+                body["min_new_tokens"] = ask.frames
         body |= s.extra
         return {key: value for key, value in body.items() if value is not None}  # `extra: {seed: null}` drops a field
 
@@ -184,6 +188,14 @@ class HttpTarget:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+def _owner(models: Any) -> str:
+    """`owned_by` of the first model in an answer to GET /models, or ""."""
+    try:
+        return str(models["data"][0]["owned_by"])
+    except (KeyError, IndexError, TypeError):
+        return ""
 
 
 def _judge(answer: Answer, frames: int | None) -> Answer:

@@ -45,6 +45,7 @@ class StreamedSpeech(Response):
         self._call = call
         self._trace = trace
         self._characters = len(body.input)
+        self._limited = body.max_new_tokens is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -88,7 +89,7 @@ class StreamedSpeech(Response):
             await self._send_audio(send, tail)
         if self._sse:
             await _send_body(send, json_line(self._done(result)))
-        elif not result.ok:
+        elif not result.ok and not (self._limited and result.finish_reason == "length"):  # that was asked for
             log.warning("request %s ended early (%s): %s", result.request_id, result.finish_reason, result.detail)
         await _send_body(send, b"", more=False)
 
