@@ -1,10 +1,13 @@
-"""What a reference clip says, by Whisper, and what may be wrong with it: words that do not fit, noise."""
+"""What a reference clip says, by Whisper, and what may be wrong with it: words that do not fit, noise, voices."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from engine.audio import Audio
 from engine.request import SAMPLE_RATE
@@ -15,6 +18,10 @@ ENGLISH_MODEL, OTHER_MODEL = "tiny.en", "base"
 SLOWEST, FASTEST = 5.0, 25.0
 # DNSMOS background score: the bundled clips have 3.9 to 4.2, with white noise 20 dB below the voice 3.4, at 10 dB 2.4.
 NOISY_BELOW = 3.3
+# Cosine of the two most different groups of windows of a clip, by GE2E: one speaker 0.80 to 0.92, two speakers taking
+# turns of four seconds at most 0.72 (docs/measurements/several-speakers.md).
+SEVERAL_BELOW = 0.76
+WINDOW_S, HOP_S, FEWEST_WINDOWS = 1.6, 0.8, 4
 
 
 @dataclass(frozen=True)
@@ -86,3 +93,50 @@ def noise_doubts(audio: Audio) -> list[str]:
     if background >= NOISY_BELOW:
         return []
     return [f"Noise or music is in the background (DNSMOS {background:.1f} of 5): the clone will have it too."]
+
+
+def speaker_doubts(audio: Audio) -> list[str]:
+    """Whether several people seem to speak, by the judge's speaker encoder; nothing where it is not available.
+
+    A suspicion: an actor's voices look like several people, and turns shorter than a window go unnoticed.
+    """
+    try:
+        from eval import speakers
+
+        likeness = unlike_groups(windows(audio.pcm), speakers.load("ge2e"))
+    except Exception as error:
+        log.info("the clip's speakers are not compared: %s", error)
+        return []
+    if likeness is None or likeness >= SEVERAL_BELOW:
+        return []
+    return [
+        f"Several speakers suspected (parts of the clip are alike by {likeness:.2f} only; one person has 0.8 or more): "
+        "if more than one person speaks, cut the clip to one."
+    ]
+
+
+def windows(pcm: np.ndarray) -> list[np.ndarray]:
+    """float32 [samples] at 24 kHz -> overlapping windows at the encoder's 16 kHz."""
+    import soxr
+
+    rate = 16_000
+    pcm = soxr.resample(pcm, SAMPLE_RATE, rate)
+    length, hop = round(WINDOW_S * rate), round(HOP_S * rate)
+    return [pcm[at : at + length] for at in range(0, len(pcm) - length + 1, hop)]
+
+
+def unlike_groups(pieces: list[np.ndarray], encoder: Any) -> float | None:
+    """Cosine between the two groups that two-means finds among the windows' embeddings; None for too short a clip."""
+    if len(pieces) < FEWEST_WINDOWS:
+        return None
+    each = np.stack([encoder.embed(piece) for piece in pieces])  # [windows, D], unit rows
+    alike = each @ each.T
+    first, second = np.unravel_index(alike.argmin(), alike.shape)
+    centres = each[[first, second]]
+    for _ in range(10):
+        nearest = (each @ centres.T).argmax(1)
+        if len(set(nearest)) < 2:
+            break
+        centres = np.stack([each[nearest == group].mean(0) for group in (0, 1)])
+        centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    return float(centres[0] @ centres[1])

@@ -289,7 +289,7 @@ class CloneTab:
             self.handle.engine.prepare_voice(audio, transcript=heard.text)
         except ChorusError:
             log.info("the clip's voice will be prepared when it is used")
-        notes += clip_checks.noise_doubts(audio)
+        notes += clip_checks.noise_doubts(audio) + clip_checks.speaker_doubts(audio)
         yield [gr.skip(), _hints(notes), gr.skip(), gr.skip()]
 
     def _on_save(self, name: str, consent: bool, clip: str, transcript: str, language: str) -> str:

@@ -39,3 +39,17 @@ def test_noise_is_heard_as_noise():
     assert heard.text is None and "No speech" in clip_checks.doubts(heard, hiss)[0]
     noisy = audio.pcm + (0.3 * audio.pcm.std() * rng.standard_normal(len(audio.pcm))).astype(np.float32)
     assert "background" in clip_checks.noise_doubts(load_audio(noisy, 24_000))[0]
+
+
+@pytest.mark.slow
+def test_several_speakers_are_suspected_where_there_are_two_and_only_there():
+    """Every bundled clip is one person; halves of two clips are two, unless both are the same reader."""
+    clips = {path.stem: load_audio(path) for path in sorted(VOICES.glob("*.flac"))}
+    for name, clip in clips.items():
+        assert clip_checks.speaker_doubts(clip) == [], name
+    half = 4 * 24_000
+    for one, other in (("kokoro_af_heart", "kokoro_bf_emma"), ("kokoro_am_michael", "human_librivox_a"),
+                       ("kokoro_am_puck", "kokoro_am_michael"), ("human_arctic", "kokoro_af_river")):  # fmt: skip
+        both = np.concatenate([clips[one].pcm[:half], clips[other].pcm[:half]])
+        assert "Several speakers" in clip_checks.speaker_doubts(load_audio(both, 24_000))[0], (one, other)
+    assert clip_checks.speaker_doubts(load_audio(clips["kokoro_af_heart"].pcm[: 3 * 24_000], 24_000)) == []  # too short
