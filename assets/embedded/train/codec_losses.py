@@ -49,6 +49,51 @@ def mel_loss(fake: Tensor, real: Tensor) -> Tensor:
     return total / len(MEL_SCALES)
 
 
+class Listener(nn.Module):
+    """Hears phonemes: PCM [B, 1, N], N a multiple of 480 -> (features of every layer, logits [B, N / 480, phones]).
+
+    Learns on real speech, whose alignment is known, and judges the decoder by what it hears: mel distances alone give
+    consonants no more weight than any other 20 ms. (An ASR's features as a perceptual loss, made in place.)
+    """
+
+    def __init__(self, phones: int = 178, width: int = 256) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(80, width, 3, padding=1)
+        self.layers = nn.ModuleList(
+            nn.Conv1d(width, width, 5, stride=2 if i == 0 else 1, padding=2 * d, dilation=d)
+            for i, d in enumerate((1, 1, 2, 4, 1))
+        )
+        self.norms = nn.ModuleList(nn.GroupNorm(8, width) for _ in self.layers)
+        self.last = nn.Conv1d(width, phones, 1)
+
+    def forward(self, pcm: Tensor) -> tuple[list[Tensor], Tensor]:
+        with torch.autocast(pcm.device.type, enabled=False):
+            magnitude = torch.view_as_real(spectrum(pcm[:, 0].float(), 1024, 240)).square().sum(-1).add(1e-9).sqrt()
+            mel = (mel_matrix(1024, 80, pcm.device) @ magnitude).clamp(min=1e-4).log10()
+            x = mel[..., : pcm.shape[-1] // 240] + 1.0
+        x = F.gelu(self.first(x))
+        features = []
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            y = F.gelu(norm(layer(x)))
+            x = y if y.shape != x.shape else x + y
+            features.append(x)
+        return features, self.last(x).transpose(1, 2)
+
+
+def heard(listener: Listener, real: Tensor, fake: Tensor, phones: Tensor) -> dict[str, Tensor]:
+    """phones [B, T, 4] -> listen: its own loss on real speech; misheard: cross-entropy on the decoded speech;
+    unlike: distance of its features between the two. The last two move the codec only."""
+    target = phones.flatten()
+    features, logits = listener(real)
+    out = {"listen": F.cross_entropy(logits.float().flatten(0, 1), target)}
+    fixed = {name: value.detach() for name, value in listener.named_parameters()}
+    again, logits = torch.func.functional_call(listener, fixed, (fake,))
+    out["misheard"] = F.cross_entropy(logits.float().flatten(0, 1), target)
+    gaps = [(a.detach().float() - b.float()).abs().mean() for a, b in zip(features, again, strict=True)]
+    out["unlike"] = torch.stack(gaps).mean()
+    return out
+
+
 class PeriodDiscriminator(nn.Module):
     """Looks at every p-th sample (HiFi-GAN, arXiv 2010.05646), with narrow layers."""
 

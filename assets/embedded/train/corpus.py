@@ -6,29 +6,61 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 FRAME = 1920
 
 
+def clip_table(folders: str) -> dict[str, np.ndarray]:
+    """start, samples, speaker, job of every clip of a comma list of folders, as one stream."""
+    parts, shift = [], 0
+    for folder in folders.split(","):
+        part = dict(np.load(Path(folder) / "clips.npz"))
+        part["start"] = part["start"] + shift
+        shift += len(np.load(Path(folder) / "pcm.npy", mmap_mode="r"))
+        parts.append(part)
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def labels(folders: str) -> np.ndarray:
+    """Phoneme and its index in the clip, every 20 ms: uint8 [n, 2]."""
+    return np.concatenate([np.load(Path(folder) / "phones.npy") for folder in folders.split(",")])
+
+
 class Corpus:
     """One stream of clips; clip i is samples start[i] .. start[i] + samples[i], beginning on a codec frame."""
 
-    def __init__(self, folder: Path, device: torch.device | str) -> None:
+    def __init__(self, folders: str, device: torch.device | str) -> None:
         self.device = torch.device(device)
-        self.pcm = _load(folder / "pcm.npy", self.device)
-        self.phones = _load(folder / "phones.npy", self.device)
-        z = np.load(folder / "clips.npz")
+        parts = [np.load(Path(folder) / "pcm.npy", mmap_mode="c") for folder in folders.split(",")]
+        self.pcm = torch.cat([torch.from_numpy(part).to(self.device) for part in parts])
+        self.phones = torch.from_numpy(labels(folders)[:, 0].copy()).to(self.device)
+        z = clip_table(folders)
         self.start, self.samples, self.speaker, self.job = z["start"], z["samples"], z["speaker"], z["job"]
         self.frames = -(-self.samples // FRAME)
 
-    def crops(self, batch: int, frames: int) -> tuple[Tensor, Tensor]:
-        """Random stretches of the stream: float PCM [batch, 1, frames * 1920], phones [batch, frames, 4]."""
-        last = len(self.pcm) // FRAME - frames
-        at = torch.randint(last, (batch, 1), device=self.device)
-        pcm = self.pcm[at * FRAME + torch.arange(frames * FRAME, device=self.device)]
-        phones = self.phones[at * 4 + torch.arange(frames * 4, device=self.device)]
-        return pcm.float()[:, None] / 32768, phones.long().unflatten(1, (-1, 4))
+    def crops(self, batch: int, frames: int, bent: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Random stretches of the stream: float PCM [batch, 1, frames * 1920], phones [batch, frames, 4].
+
+        A share `bent` of the rows is played 0.8 to 1.25 times as fast: speakers outside the corpus. Their labels are
+        read at the same speed.
+        """
+        length = frames * FRAME
+        draw = torch.rand(3, batch, 1, device=self.device)
+        factor = torch.where(draw[0] < bent, 0.8 * 1.5625 ** draw[1], 1.0)
+        last = len(self.pcm) - int(1.25 * length) - 4
+        at = (draw[2].double() * (last // FRAME)).long() * FRAME
+        position = torch.arange(length, device=self.device) * factor.double()
+        whole = position.long()
+        share, index = (position - whole).float(), at + whole
+        # Catmull-Rom through four samples; exact where the factor is 1.
+        a, b, c, d = (self.pcm[(index + k).clamp(min=0)].float() / 32768 for k in (-1, 0, 1, 2))
+        curve = (a * (-0.5) + 1.5 * b - 1.5 * c + 0.5 * d) * share + (a - 2.5 * b + 2 * c - 0.5 * d)
+        pcm = (curve * share + 0.5 * (c - a)) * share + b
+        middle = (torch.arange(frames * 4, device=self.device) * 480 + 240) * factor.double()
+        phones = self.phones[(at + middle.long()) // 480]
+        return pcm[:, None], phones.long().unflatten(1, (-1, 4))
 
     def clips(self, which: np.ndarray, frames: int) -> Tensor:
         """Whole clips, zeros behind: float PCM [n, frames * 1920]."""
@@ -39,12 +71,9 @@ class Corpus:
         return out
 
 
-def _load(path: Path, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.load(path, mmap_mode="c")).to(device)
-
-
 def roughen(pcm: Tensor, share: float) -> Tensor:
-    """PCM [B, 1, N] with random gains; a share of rows also gets white noise (20 to 45 dB below) or a low-pass."""
+    """PCM [B, 1, N] with random gains; a share of rows also gets white noise (20 to 45 dB below) or a low-pass, and
+    another such share a random tone colour (up to 9 dB up or down in five bands)."""
     batch, device = len(pcm), pcm.device
 
     def draw(low: float, high: float) -> Tensor:
@@ -57,4 +86,9 @@ def roughen(pcm: Tensor, share: float) -> Tensor:
     spectrum = torch.fft.rfft(pcm.float())
     position = torch.linspace(0, 1, spectrum.shape[-1], device=device)
     cut = torch.where((chance >= share / 2) & (chance < share), draw(0.28, 0.75), 2.0)
+    knots = 9 * (2 * torch.rand(batch, 1, 6, device=device) - 1) * (torch.rand(batch, 1, 1, device=device) < share)
+    # Bands equally wide in the square root of the frequency: finer where speech is.
+    decibels = F.interpolate(knots, size=512, mode="linear", align_corners=True)[:, 0]
+    colour = decibels[:, (position.sqrt() * 511).long()][:, None]
+    spectrum = spectrum * 10 ** (colour / 20)
     return torch.fft.irfft(spectrum * torch.sigmoid((cut - position) * 120), n=pcm.shape[-1]).clamp(-1, 1)

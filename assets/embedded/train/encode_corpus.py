@@ -37,7 +37,7 @@ def encode(codec: Codec, corpus: Corpus, samples_in_batch: int = 24000 * 600) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--corpus", required=True, help="one folder of make_speech.py; the codes belong beside it")
     parser.add_argument("--codec", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")

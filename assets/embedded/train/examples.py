@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from corpus import clip_table, labels
 from layout import Example, Ids, build
 from talker_model import control_ids
 from torch import Tensor
@@ -16,16 +17,25 @@ from torch.utils.data import IterableDataset, get_worker_info
 class Examples(IterableDataset):
     """Endless batches; `held_back`: those of the clips kept for validation instead, ended after `batches`."""
 
-    def __init__(self, settings: dict, corpus: Path, pack: Path, held_back: bool = False, batches: int = 0) -> None:
+    def __init__(self, settings: dict, corpus: str, pack: Path, held_back: bool = False, batches: int = 0) -> None:
         self.t, self.batches, self.held_back = settings["talker_training"], batches, held_back
-        clips, codes = np.load(corpus / "clips.npz"), np.load(corpus / "codes.npz")
-        tokens = np.load(pack / "tokens.npz")
-        self.codes, self.offset = codes["codes"].astype(np.int64), codes["offset"]
+        clips = clip_table(corpus)
+        codes = [np.load(Path(folder) / "codes.npz") for folder in corpus.split(",")]
+        tokens = dict(np.load(pack / "tokens.npz"))
+        self.codes = np.concatenate([part["codes"] for part in codes]).astype(np.int64)
+        self.offset = np.cumsum(np.concatenate([[0], *[np.diff(part["offset"]) for part in codes]]))
         self.size = settings["codec"]["codebook_size"]
         self.speaker = clips["speaker"]
-        phones, begin = np.load(corpus / "phones.npy", mmap_mode="r"), clips["start"] // 480
-        counts = 4 * np.diff(self.offset)
-        self.phones = [np.array(phones[b : b + n]) for b, n in zip(begin, counts, strict=True)]
+        every, begin = labels(corpus), clips["start"] // 480
+        first_place = np.concatenate([[0], np.cumsum(np.load(pack / "jobs.npz")["count"] + 2)])
+        self.phones, self.places = [], []
+        for at, known, frames, job in zip(
+            begin, clips["samples"] // 480, np.diff(self.offset), clips["job"], strict=True
+        ):
+            rows = np.array(every[at : at + 4 * frames])
+            rows[known:] = rows[known - 1]  # what is left of the last frame
+            self.phones.append(rows[:, 0].copy())
+            self.places.append(tokens["place"][first_place[job] :][rows[:, 1]].reshape(-1, 4).astype(np.int64))
         first = np.concatenate([[0], np.cumsum(tokens["count"])])
         flat = tokens["ids"].astype(np.int64)
         self.text = [flat[first[j] : first[j + 1]] for j in clips["job"]]
@@ -63,7 +73,14 @@ class Examples(IterableDataset):
         )
         rows = build(self.ids, made)
         rows["heard"] = rows["codes"].copy(), rows["codec"].copy()
-        rows["phones"] = _padded(self.phones[clip], 4 * len(made.codes)).reshape(-1, 4)
+        rows["phones"] = self.phones[clip].reshape(-1, 4)
+        # The rows whose text is spoken in the frame that a row predicts: those its attention is led to.
+        places, frames = self.places[clip], len(made.codes)
+        rows["low"], rows["high"] = np.full((2, len(rows["text"])), -1, np.int64)
+        if places.min() >= 0:
+            first = len(rows["text"]) - frames - 1
+            rows["low"][first : first + frames] = rows["said"] + places.min(1)
+            rows["high"][first : first + frames] = rows["said"] + places.max(1)
         if not self.held_back:
             self._disturb(rows, len(made.codes), rng)
         return rows, other, kind
@@ -107,7 +124,7 @@ class Examples(IterableDataset):
         """Right-padded rows, and for every frame to predict: its row (flat) and its true codes."""
         longest = -(-max(len(rows["text"]) for rows, _, _ in group) // 16) * 16
         batch: dict[str, np.ndarray] = {}
-        for key in ("text", "codec", "codes", "speaker", "target"):
+        for key in ("text", "codec", "codes", "speaker", "target", "low", "high"):
             first = group[0][0][key]
             batch[key] = np.full((len(group), longest, *first.shape[1:]), 0 if key == "speaker" else -1, first.dtype)
             for i, (rows, _, _) in enumerate(group):
@@ -124,7 +141,3 @@ class Examples(IterableDataset):
         batch["who"] = self.speaker[batch["reference"]].astype(np.int64)
         batch["kind"] = np.array([kind for _, _, kind in group])
         return {key: torch.from_numpy(value) for key, value in batch.items()}
-
-
-def _padded(labels: np.ndarray, length: int) -> np.ndarray:
-    return np.pad(labels[:length], (0, max(0, length - len(labels))))

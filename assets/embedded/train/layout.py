@@ -36,7 +36,10 @@ class Example:
 
 
 def build(ids: Ids, e: Example) -> dict[str, np.ndarray]:
-    """-> text, codec, target int64 [L]; codes int64 [L, groups - 1]; speaker float32 [L].
+    """-> text, codec, target int64 [L]; codes int64 [L, groups - 1]; speaker float32 [L]; said int64 [1].
+
+    said: the row of the target text's first token; token k is at row said + k in every layout (past the last row: the
+    clip ended before it was shown).
 
     target[i] is the code of group 0 (or the end id) that row i predicts, else -1; the frame that row i predicts is
     `frame[i]`, else -1.
@@ -50,6 +53,7 @@ def build(ids: Ids, e: Example) -> dict[str, np.ndarray]:
     said = np.append(e.text, ids.tts_eos)
     trailing = np.zeros(0, np.int64)
     first_reference = len(codec) + 1
+    said_at = len(codec) + (0 if e.reference_text is None else len(e.reference_text))
     if e.reference_codes is not None:
         said = np.append(e.reference_text, said)
         heard = np.append(c["bos"], e.reference_codes[:, 0])
@@ -73,6 +77,7 @@ def build(ids: Ids, e: Example) -> dict[str, np.ndarray]:
         "codes": np.full((length, groups - 1), -1, np.int64),
         "speaker": np.zeros(length, np.float32),
         "target": np.full(length, -1, np.int64),
+        "said": np.array([said_at]),
     }
     out["text"][:begin] = text
     followed = min(len(trailing), frames)

@@ -2,8 +2,10 @@
 
     python make_speech.py --pack pack --kokoro SITE-PACKAGES/kokoro --out corpus --seconds 170
 
-Writes pcm.npy (int16, 24 kHz; every clip begins on a codec frame), phones.npy (uint8, one per 480 samples; Kokoro's own
-alignment), clips.npz (start, samples, speaker, job). Needs a GPU for any amount of speech: about 700 times real time.
+Writes pcm.npy (int16, 24 kHz; every clip begins on a codec frame), phones.npy (uint8 [n, 2], one row per 480 samples:
+phoneme and its index among the clip's, by Kokoro's own alignment), clips.npz (start, samples, speaker, job). Needs a
+GPU for any amount of speech: about 500 times real time. With several GPUs, `--part 0/2` and `--part 1/2` side by side
+into two folders; all later steps take `--corpus folder1,folder2`.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def spoken(ids: np.ndarray) -> np.ndarray:
 
 
 def batches(model: torch.nn.Module, jobs: Jobs, chunk: np.ndarray, args: argparse.Namespace) -> Iterator[tuple]:
-    """(jobs, samples [B, N], phones [B, T of 25 ms]) of one length each."""
+    """(jobs, samples [B, N], [B, 2, T of 25 ms]: phoneme and its index in the job) of one length each."""
     device = jobs.mixes.device
     by_count: dict[int, list[int]] = defaultdict(list)
     for job in chunk:
@@ -88,8 +90,8 @@ def batches(model: torch.nn.Module, jobs: Jobs, chunk: np.ndarray, args: argpars
             wave = kokoro.wave_side(
                 model, [p[0] for p in parts], [p[1] for p in parts], index, torch.stack([p[3] for p in parts])
             )
-            heard = np.stack([spoken(jobs.tokens(j))[ready[j][2]] for j in group])
-            yield np.array(group), wave[: len(group)], torch.from_numpy(heard).to(device)
+            heard = [(spoken(jobs.tokens(j))[ready[j][2]], ready[j][2]) for j in group]
+            yield np.array(group), wave[: len(group)], torch.from_numpy(np.array(heard, np.uint8)).to(device)
 
 
 def shift_pitch(wave: Tensor, factor: float) -> Tensor:
@@ -133,6 +135,7 @@ def main() -> None:
     parser.add_argument("--kokoro", type=Path, required=True, help="folder of the unpacked kokoro wheel")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th clip, from the i-th")
     parser.add_argument("--limit", type=int, default=None, help="only the first clips")
     parser.add_argument("--chunk", type=int, default=6000)
     parser.add_argument("--frames", type=int, default=8000, help="frames of 25 ms in a batch")
@@ -141,13 +144,14 @@ def main() -> None:
     args = parser.parse_args()
     began, device = time.time(), torch.device(args.device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    generator = torch.Generator(device).manual_seed(SETTINGS["corpus"]["seed"])
+    part, parts = map(int, args.part.split("/"))
+    generator = torch.Generator(device).manual_seed(SETTINGS["corpus"]["seed"] + part)
     jobs = Jobs(args.pack, device)
     model = kokoro.load(speech_pack.read_weights(args.pack / "weights.bin"), args.kokoro, device)
-    order = np.arange(len(jobs.count))[: args.limit]
+    order = np.arange(len(jobs.count))[: args.limit][part::parts]
     capacity = int(jobs.count[order].sum() * 0.1 * RATE) + 10 * RATE  # 0.1 s a phoneme is far above the mean
     pcm = torch.zeros(capacity, dtype=torch.int16, device=device)
-    phones = torch.zeros(capacity // PHONE_HOP, dtype=torch.uint8, device=device)
+    phones = torch.zeros(capacity // PHONE_HOP, 2, dtype=torch.uint8, device=device)
     at, table = 0, []
     print(f"loaded in {time.time() - began:.0f} s, {len(order)} clips to make", flush=True)
 
@@ -164,8 +168,8 @@ def main() -> None:
             pcm[at : at + high - low] = whole[row, low:high]
             steps = (high - low) // PHONE_HOP
             middle = (torch.arange(steps, device=device) * PHONE_HOP + PHONE_HOP // 2 + low) * rate
-            which = (middle / kokoro.FRAME).long().clamp(max=heard.shape[1] - 1)
-            phones[at // PHONE_HOP : at // PHONE_HOP + steps] = heard[row, which].to(torch.uint8)
+            which = (middle / kokoro.FRAME).long().clamp(max=heard.shape[2] - 1)
+            phones[at // PHONE_HOP : at // PHONE_HOP + steps] = heard[row][:, which].T
             table.append((at, high - low, int(jobs.speaker[group[row]]), int(group[row])))
             at += -(-(high - low) // FRAME) * FRAME
 

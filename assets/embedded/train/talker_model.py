@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from engine.speaker import SpeakerEncoder
 
@@ -41,10 +42,19 @@ def qwen3(c: dict, dropout: float) -> Qwen3Model:
     )
     model = Qwen3Model(config)
     model.embed_tokens = None
+    for module in model.modules():
+        if isinstance(module, Qwen3RMSNorm):  # one kernel instead of six
+            module.forward = lambda x, m=module: F.rms_norm(x, x.shape[-1:], m.weight.to(x.dtype), m.variance_epsilon)
     for layer in model.layers:
         layer.mlp.register_forward_hook(lambda module, _, out: F.dropout(out, dropout, module.training))
         layer.self_attn.o_proj.register_forward_hook(lambda module, _, out: F.dropout(out, dropout, module.training))
     return model
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of x [B, L, D]."""
+    one, two = x.chunk(2, -1)
+    return x * cos + torch.cat([-two, one], -1) * sin
 
 
 class Talker(nn.Module):
@@ -69,6 +79,11 @@ class Talker(nn.Module):
         # For training only: which speaker is heard, and what is said in the frame to come (4 x 20 ms).
         self.speaker_classes = nn.Parameter(torch.randn(speakers, width))
         self.phone_head = nn.Linear(width, 4 * 178)
+        self.led: dict[int, dict[str, Tensor]] = {layer: {} for layer in settings["talker_training"]["led_layers"]}
+        for layer, seen in self.led.items():
+            attention = self.model.layers[layer].self_attn
+            attention.q_norm.register_forward_hook(lambda m, i, out, seen=seen: seen.update(query=out[:, :, 0]))
+            attention.k_norm.register_forward_hook(lambda m, i, out, seen=seen: seen.update(key=out[:, :, 0]))
         for table in (self.text_embedding, self.codec_embedding, *self.group_embedding):
             nn.init.normal_(table.weight, std=0.1)
 
@@ -103,6 +118,28 @@ class Talker(nn.Module):
     def phone_loss(self, hidden: Tensor, phones: Tensor) -> Tensor:
         """hidden [N, width], phones [N, 4]: only the text tells them ahead, so this makes the talker read it."""
         return F.cross_entropy(self.phone_head(hidden).float().view(-1, 178), phones.flatten())
+
+    def lead_loss(self, low: Tensor, high: Tensor) -> Tensor:
+        """The first head of each led layer shall look where the text to be spoken is: rows low .. high [B, L] (-1: not
+        known). Call it after `forward`. -> mean of -log of the attention that falls there.
+
+        Without it the alignment of text and speech has to be discovered, which takes a small model very long (compare
+        the guided attention of arXiv 1710.08969; here the alignment itself is known).
+        """
+        length, device = low.shape[1], low.device
+        position = torch.arange(length, device=device)
+        past = position[None] <= position[:, None]
+        there = (position >= low[..., None]) & (position <= high[..., None]) & past
+        known = there.any(-1)
+        total = low.new_zeros((), dtype=torch.float32)
+        for seen in self.led.values():
+            cos, sin = self.model.rotary_emb(seen["query"], position[None])
+            query, key = (_rotate(seen[name].float(), cos.float(), sin.float()) for name in ("query", "key"))
+            scores = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5
+            share = [scores.masked_fill(~mask, -1e4).logsumexp(-1) for mask in (past, there)]
+            total = total + ((share[0] - share[1]) * known).sum() / known.sum().clamp(min=1)
+            seen.clear()
+        return total / max(1, len(self.led))
 
     def speaker_loss(self, speaker: Tensor, who: Tensor) -> Tensor:
         """How well the vector tells the training speakers apart (scaled cosines)."""

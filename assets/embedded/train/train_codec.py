@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from codec_losses import Discriminators, discriminator_loss, generator_loss, mel_loss
+from codec_losses import Discriminators, Listener, discriminator_loss, generator_loss, heard, mel_loss
 from codec_model import Codec, export_state, host_constants, import_state
 from corpus import FRAME, Corpus, roughen
 from profiling import profile
@@ -29,31 +29,13 @@ from engine.codec.layers import SnakeBeta
 SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
 
 
-def fuse_snakes() -> None:
-    """One kernel for each snake activation instead of five; in the input's dtype."""
-
-    def snake(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-        wide = x.float()
-        gain = 1.0 / (beta.exp() + 1e-9)[:, None]
-        return (wide + gain * torch.sin(wide * alpha.exp()[:, None]).square()).to(x.dtype)
-
-    torch._dynamo.config.recompile_limit = 64  # one for each pair of channels and shape class
-    compiled = torch.compile(snake, dynamic=True)
-    try:
-        probe = torch.randn(2, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        compiled(probe, torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")).sum().backward()
-    except Exception as error:
-        print(f"activations stay uncompiled: {str(error)[:200]}", flush=True)
-        compiled = snake
-    SnakeBeta.forward = lambda self, x: compiled(x, self.alpha, self.beta)  # type: ignore[method-assign]
-
-
 class Trainer:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.t, self.device = args, SETTINGS["codec_training"], torch.device(args.device)
         self.corpus = Corpus(args.corpus, self.device)
         self.codec = Codec(SETTINGS["codec"]).to(self.device)
         self.judge = Discriminators().to(self.device)
+        self.listener = Listener().to(self.device)
         self.average: dict[str, Tensor] | None = None
         self.steps = 0
         if args.resume:
@@ -65,7 +47,7 @@ class Trainer:
         adam = {"betas": (0.8, 0.95), "weight_decay": 1e-3, "fused": cuda, "capturable": cuda}
         # Rates are tensors on the device: a recorded step reads them where they are.
         self.rate, self.judge_rate = (torch.tensor(1e-3, device=self.device) for _ in range(2))
-        self.adam = torch.optim.AdamW(self.codec.parameters(), lr=self.rate, **adam)
+        self.adam = torch.optim.AdamW([*self.codec.parameters(), *self.listener.parameters()], lr=self.rate, **adam)
         self.judge_adam = torch.optim.AdamW(self.judge.parameters(), lr=self.judge_rate, **adam)
         self.seen: list[Tensor] = []  # latents of the last step, for `revive`
         self.recorded: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]] = {}
@@ -79,6 +61,7 @@ class Trainer:
         saved = torch.load(path, map_location=self.device, weights_only=True)
         self.codec.load_state_dict(saved["codec"])
         self.judge.load_state_dict(saved["judge"])
+        self.listener.load_state_dict(saved["listener"])
         self.average, self.steps = saved["average"], saved["steps"]
 
     def freeze(self) -> None:
@@ -173,7 +156,7 @@ class Trainer:
 
     def once(self, judged: bool) -> dict[str, Tensor]:
         t = self.t
-        clean, phones = self.corpus.crops(t["batch"], t["crop_frames"])
+        clean, phones = self.corpus.crops(t["batch"], t["crop_frames"], t["bent"])
         real = roughen(clean, t["roughen"])
         with torch.no_grad() if self.frozen else nullcontext():
             with self.autocast():
@@ -197,6 +180,11 @@ class Trainer:
             self.judge_adam.step()
         log["mel"] = mel_loss(fake, real)
         loss = t["weights"]["mel"] * log["mel"] + 0.1 * (fake - real).abs().mean()
+        with self.autocast():
+            log |= heard(self.listener, real, fake, phones)
+        loss = (
+            loss + log["listen"] + t["weights"]["misheard"] * log["misheard"] + t["weights"]["unlike"] * log["unlike"]
+        )
         if not self.frozen:
             log["commitment"] = commitment
             log["phone"], log["phone_accuracy"] = self.codec.phone_loss(semantic, phones)
@@ -223,7 +211,8 @@ class Trainer:
     def save(self) -> None:
         out = self.args.out
         out.mkdir(parents=True, exist_ok=True)
-        state = {"codec": self.codec.state_dict(), "judge": self.judge.state_dict(), "average": self.average}
+        parts = {"codec": self.codec, "judge": self.judge, "listener": self.listener}
+        state = {name: part.state_dict() for name, part in parts.items()} | {"average": self.average}
         torch.save({**state, "steps": self.steps}, out / "codec.pt.part")
         (out / "codec.pt.part").rename(out / "codec.pt")
         weights = export_state(self.codec)
@@ -237,7 +226,7 @@ class Trainer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--corpus", required=True, help="folder of make_speech.py, or several (comma list)")
     parser.add_argument("--out", type=Path, required=True, help="folder of the full checkpoint")
     parser.add_argument("--small", type=Path, help="folder of codec.safetensors (float16); default: --out")
     parser.add_argument("--resume", type=Path, help="codec.pt of an earlier stretch, or a codec.safetensors")
@@ -248,14 +237,16 @@ def main() -> None:
     parser.add_argument("--save-every", type=float, default=120.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--profile", action="store_true", help="print the ten slowest operations of a step, stop")
-    parser.add_argument("--plain", action="store_true", help="no compiled activation, no recorded steps")
+    parser.add_argument("--plain", action="store_true", help="plain torch: no kernels of snake.py, no recorded steps")
     args = parser.parse_args()
     args.small = args.small or args.out
     torch.manual_seed(int(args.begin * 1000))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     if args.device == "cuda" and not args.plain:
-        fuse_snakes()
+        import snake
+
+        snake.fuse(SnakeBeta)
     trainer = Trainer(args)
     if args.profile:
         profile(lambda: trainer.step(args.begin))

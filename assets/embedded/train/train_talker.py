@@ -89,6 +89,7 @@ class Trainer:
             framed = hidden.index_select(0, rows["where"])
             parts = self.talker.predict(framed, rows["frames"])
         log = {"code0": F.cross_entropy(logits.float(), target[chosen])}
+        log["lead"] = self.talker.lead_loss(rows["low"], rows["high"])
         log["phone"] = self.talker.phone_loss(framed, rows["phones"])
         by_group = (
             F.cross_entropy(parts.float().flatten(0, 1), rows["frames"][:, 1:].flatten(), reduction="none")
@@ -125,11 +126,14 @@ class Trainer:
         own = {k: v.detach().clone() for k, v in self.talker.named_parameters()}
         self._put(self.average)
         logs = [self.losses(batch, 50) for batch in batches]
+        for log, batch in zip(logs, batches, strict=True):
+            # With the text of other clips: what the loss would be if the talker did not read.
+            log["unread"] = self.losses(batch | {"text": batch["text"].roll(1, 0)}, 50)["code0"]
         self._put(own)
         self.talker.train()
         mean = {
             k: torch.stack([log[k] for log in logs]).mean(0)
-            for k in ("code0", "groups", "phone", "speaker", "by_group")
+            for k in ("code0", "groups", "phone", "lead", "unread", "speaker", "by_group")
         }
         return {k: [round(x, 3) for x in v.flatten().tolist()] for k, v in mean.items()}
 
@@ -157,7 +161,7 @@ class Trainer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--corpus", required=True, help="folder with codes.npz, or several (comma list)")
     parser.add_argument("--pack", type=Path, required=True, help="folder with tokens.npz (bpe.py)")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", type=Path, help="folder of the float16 weights; default: --out")
@@ -175,6 +179,7 @@ def main() -> None:
     args.small = args.small or args.out
     torch.manual_seed(7 + int(args.begin * 1000))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for each shape: 160 ms a step
     data = Examples(SETTINGS, args.corpus, args.pack)
     validation = list(Examples(SETTINGS, args.corpus, args.pack, held_back=True, batches=6))
     loader = DataLoader(
