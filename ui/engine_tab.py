@@ -10,7 +10,8 @@ import gradio as gr
 import yaml
 
 from engine.config import ROOT, EngineConfig
-from engine.errors import ChorusError
+from engine.errors import ChorusError, InvalidRequest
+from ui import models
 from ui.handle import EngineHandle
 
 MODES = [("auto", "auto"), ("sync: decide, then run", "sync"), ("async: decide the next step while one runs", "async")]
@@ -30,8 +31,11 @@ class EngineTab:
                 gr.Markdown("## Restart with other settings\nRunning and waiting requests end; new ones are refused "
                             "until the engine is ready again, which takes seconds for a small model and up to minutes "
                             "for a large one.")  # fmt: skip
-                self.model = gr.Textbox(label="Model", elem_id="engine-model", max_lines=1,
-                                        info="A checkpoint folder, a hub id, or dummy:1.7b-base.")  # fmt: skip
+                self.model = gr.Dropdown(
+                    [], label="Model", elem_id="engine-model", allow_custom_value=True, interactive=True,
+                    info="From the list (`models` in the settings), or type a checkpoint folder, a hub id, or "
+                    "dummy:1.7b-base.",
+                )  # fmt: skip
                 self.profile = gr.Dropdown([KEEP, *profiles()], value=KEEP, label="Profile", elem_id="engine-profile")
                 self.mode = gr.Radio(MODES, value="auto", label="Scheduler mode", elem_id="engine-mode")
                 restart = gr.Button("Restart the engine", elem_id="engine-restart")
@@ -50,7 +54,8 @@ class EngineTab:
         status, info = self.handle.status, self.handle.info
         head = f"## Engine: {status.state}"
         if info is None:
-            return [f"{head}\n{status.detail}, {time.monotonic() - status.since:.0f} s", [], self._errors()]
+            doing = status.detail or f"{self.handle.config.model} is being loaded"
+            return [f"{head}\n{doing}, {time.monotonic() - status.since:.0f} s", [], self._errors()]
         about = (
             f"{info.model} ({info.task}, {info.weights} weights)  \n{info.device_name}, {info.dtype}, "
             f"{info.scheduler_mode} scheduling  \nsettings {info.config_hash}, started in {info.startup_s:.1f} s"
@@ -60,7 +65,7 @@ class EngineTab:
         except ChorusError:
             values = {}
         rows = [[name.replace("_", " "), f"{value:g}"] for name, value in values.items() if _plain(value)]
-        return [f"{head}\n{about}", rows, self._errors()]
+        return [f"{head}\n{about}{memory_line(values, info.device)}", rows, self._errors()]
 
     @property
     def refreshed(self) -> list[gr.components.Component]:
@@ -70,24 +75,26 @@ class EngineTab:
         config = self.handle.config
         trace = config.trace and Path(config.trace)
         return [
-            gr.update(value=config.model),
+            gr.update(choices=models.choices(config), value=config.model),
             gr.update(value=config.talker.scheduler_mode),
             gr.update(value=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)),
             gr.update(visible=bool(trace), value=str(trace) if trace and trace.is_file() else None),
         ]
 
-    def _restart(self, model: str, profile: str, mode: str) -> str:
+    def _restart(self, model: str | None, profile: str, mode: str) -> str:
         try:
+            if not (model or "").strip():
+                raise InvalidRequest("Choose a model, or type where it is.", field="model")
             base = self.handle.config
             if profile != KEEP:
                 base = EngineConfig.load(profile, voices_dir=base.voices_dir, trace=base.trace)
-            config = base.replace(**{"model": model.strip(), "talker.scheduler_mode": mode})
+            config = base.replace(**{"model": str(model).strip(), "talker.scheduler_mode": mode})
             fault = self.handle.restart(config, wait_s=1.5)  # a wrong path is found out at once
         except ChorusError as error:
             return f"⚠ {error.message}"
         if fault is not None:
             return f"⚠ {fault}"
-        return "Restarting; the head of the page says when it is ready."
+        return f"{config.model} is being loaded; the head of the page says when it is ready."
 
     def _errors(self) -> str:
         lines = [f"- {time.strftime('%H:%M:%S', time.localtime(at))} {message}" for at, message in self.handle.errors]
@@ -97,6 +104,15 @@ class EngineTab:
 def profiles() -> list[str]:
     """The overlays of `configs/` that are whole profiles."""
     return [f"configs/{path.name}" for path in sorted((ROOT / "configs").glob("*.yaml"))]
+
+
+def memory_line(metrics: dict[str, Any], device: str) -> str:
+    """Memory in use, GiB: of the GPU, or of the engine's process on a CPU."""
+    used, total = metrics.get("memory_used_mib"), metrics.get("memory_total_mib")
+    if used is None or total is None:
+        return ""
+    what = "GPU memory in use" if device == "cuda" else "memory of the engine's process"
+    return f"  \n{what}: {used / 1024:.1f} of {total / 1024:.1f} GiB"
 
 
 def _plain(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import time
 from typing import Any
 
 import gradio as gr
@@ -36,7 +37,7 @@ def theme() -> gr.themes.Base:
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_hover="*primary_800",
         button_primary_background_fill_dark="*primary_700",
-        button_primary_background_fill_hover_dark="*primary_600",
+        button_primary_background_fill_hover_dark="*primary_800",
         button_primary_text_color="white",
         button_cancel_background_fill="#b91c1c",
         button_cancel_background_fill_hover="#991b1b",
@@ -80,7 +81,9 @@ def build(handle: EngineHandle, references: References, runs: RunManager) -> gr.
             """Update what depends on the engine, when it changed since this browser last looked."""
             now = handle.status.version
             if now == version:
-                return [gr.skip()] * (1 + len(followers)) + ticks()
+                waiting = handle.status.state in ("starting", "restarting")
+                banner_now = banner_html(handle) if waiting else gr.skip()  # it counts the seconds
+                return [gr.skip(), banner_now, *[gr.skip()] * (len(followers) - 1), *ticks()]
             fresh = [*clone.refresh(*values[:4]), *voices.refresh(values[4]), *engine.refresh()]
             return [now, banner_html(handle), *fresh, *ticks()]
 
@@ -98,7 +101,9 @@ def banner_html(handle: EngineHandle) -> str:
     status = handle.status
     if status.state in ("starting", "restarting"):
         return _banner(
-            "info", "Loading the model", f"{handle.config.model}; the page can be used as soon as it is there."
+            "busy",
+            f"Loading the model, {time.monotonic() - status.since:.0f} s",
+            f"{handle.config.model}; the page can be used as soon as it is there. A model of the hub is fetched first.",
         )
     if status.state != "ready":
         return _banner("error", "The engine is not running", status.detail)

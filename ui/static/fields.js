@@ -9,6 +9,11 @@ export function type(rootId, value) {
   input.dispatchEvent(new Event("blur", { bubbles: true }));
 }
 
+// Gradio names its upload buttons otherwise than they read: who speaks to the computer could not press them.
+export function nameUploadsAsTheyRead() {
+  for (const button of document.querySelectorAll("button[aria-label][aria-dropeffect]")) button.removeAttribute("aria-label");
+}
+
 // Voices are recorded as they are: the browser's clean-up for calls changes them.
 export function recordUntouched() {
   const devices = navigator.mediaDevices;
