@@ -14,7 +14,7 @@ qwen-tts 0.1.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -69,6 +69,7 @@ class CodecDecoder(nn.Module):
         self.groups: int = c["num_quantizers"]
         self.codebook_size: int = c["codebook_size"]
         self.samples_per_frame: int = math.prod((*c["upsample_rates"], *c["upsampling_ratios"]))
+        self._fused_tail: Callable[[Tensor, StateWalk | None], Tensor] | None = None  # see `freeze`
         latent, width = c["latent_dim"], c["decoder_dim"]
 
         # Registered in the order in which they run: the state's tensors are kept in that order.
@@ -135,20 +136,27 @@ class CodecDecoder(nn.Module):
     def _remembering(self) -> list[CausalConv | CausalUpsample]:
         return [m for m in self.modules() if isinstance(m, (CausalConv, CausalUpsample)) and m.history]
 
-    def freeze(self, matrix_upsampling: bool | None = None) -> CodecDecoder:
+    def freeze(self, matrix_upsampling: bool | None = None, fused: bool | None = None) -> CodecDecoder:
         """For serving: no gradients, and what depends on weights alone computed once. Call again after a change.
 
         Args:
             matrix_upsampling: transposed convolutions as matrix products; None: on the CPU, where it pays.
+            fused: what lies between the convolutions as Triton kernels; None: on CUDA.
         """
         self.eval().requires_grad_(False)
+        device = self.pre_conv.conv.weight.device.type
         if matrix_upsampling is None:
-            matrix_upsampling = self.pre_conv.conv.weight.device.type == "cpu"
+            matrix_upsampling = device == "cpu"
+        self._fused_tail = None
         for module in self.modules():
             if isinstance(module, (ResidualQuantizer, SnakeBeta)):
                 module.fold()
             elif isinstance(module, CausalUpsample) and matrix_upsampling:
                 module.fold()
+        if fused or (fused is None and device == "cuda"):
+            from engine.codec.fused import FusedTail  # needs Triton, which machines without CUDA need not have
+
+            self._fused_tail = FusedTail(list(self.decoder))
         return self
 
     def check_codes(self, codes: Tensor) -> None:
@@ -173,6 +181,8 @@ class CodecDecoder(nn.Module):
         for stage in self.upsample:
             x = stage[0](x, walk)  # type: ignore[index]
             x = stage[1](x, walk)  # type: ignore[index]
+        if self._fused_tail is not None:
+            return self._fused_tail(x, walk).clamp(-1, 1)
         first, *blocks, snake, last = self.decoder
         x = first(x, walk)
         for block in blocks:

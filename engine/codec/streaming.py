@@ -88,8 +88,19 @@ class StateWalk:
         """Puts a convolution's history before its new input x [B, C, T]; remembers the newest inputs."""
         history = next(self._histories)
         joined = torch.cat((history, x), dim=-1)
-        self._new_histories.append(joined[..., joined.shape[-1] - history.shape[-1] :])
+        self.remember(joined, history.shape[-1])
         return joined
+
+    def next_history(self) -> Tensor | None:
+        """`extend` in two steps, for a kernel that joins: the history that comes next, and then `remember`.
+
+        None from a walk that joins in its own way: use `extend`.
+        """
+        return next(self._histories)
+
+    def remember(self, joined: Tensor, count: int) -> None:
+        """Keep the last `count` inputs of a convolution's history and new input, joined."""
+        self._new_histories.append(joined[..., joined.shape[-1] - count :])
 
     def extend_cache(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The same for new keys and values [B, kv_heads, T, head_dim] of an attention layer."""

@@ -52,6 +52,9 @@ class WindowWalk(StateWalk):
         blank = step < (self._missing * rate)[:, None]  # [B, T]
         return F.pad(x.masked_fill(blank[:, None], 0), (next(self._lengths), 0))
 
+    def next_history(self) -> None:
+        return None
+
     def extend_cache(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return keys, values
 
