@@ -11,6 +11,8 @@ streams nothing; the models belong to the thread in `loop.py`.
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +41,8 @@ from engine.trace import Trace
 from engine.voices import VoiceLibrary, VoicePrompt, prepare_audio
 from engine.watchdog import Watchdog
 
+log = logging.getLogger("chorus.engine")
+
 
 class Engine:
     """See the module's docstring. Safe to call from many threads."""
@@ -51,11 +55,13 @@ class Engine:
         """
         started = time.monotonic()
         self.config = config
+        settings = config.model_dump(mode="json")
+        log.info("settings %s: %s", config.hash, json.dumps(settings))
         self.checkpoint = Checkpoint.open(config.model_path, config.load_format)
         self.device = wiring.device(config)
         if config.threads:
             torch.set_num_threads(config.threads)
-        self._trace = Trace(config.trace, config=config.hash, model=self.checkpoint.name)
+        self._trace = Trace(config.trace, config=config.hash, settings=settings, model=self.checkpoint.name)
         self.prompts = PromptBuilder(self.checkpoint)
         talker_settings = wiring.talker_settings(config, self.device)
         # The codec first: vLLM makes torch.set_num_threads a no-op on the CPU.
@@ -158,6 +164,7 @@ class Engine:
                 watchdog=Watchdog(self.config.watchdog, self._watch),
                 model=self.checkpoint.name,
                 weights=self.checkpoint.weights,
+                config_hash=self.config.hash,
                 chunk_schedule=request.chunk_schedule,
                 deadline=submitted_at + deadline if deadline else None,
                 reference_codes=voice.codes if voice is not None and in_context else None,

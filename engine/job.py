@@ -32,6 +32,7 @@ class Job:
     watchdog: Watchdog
     model: str
     weights: str
+    config_hash: str = ""
     chunk_schedule: tuple[int, ...] | None = None
     deadline: float | None = None  # monotonic seconds
     reference_codes: np.ndarray | None = None  # int64 [frames, G], decoded ahead of the new codes
@@ -95,5 +96,6 @@ class Job:
             finished_at=time.monotonic(),
             model=self.model,
             weights=self.weights,
+            config_hash=self.config_hash,
             detail=self.detail,
         )

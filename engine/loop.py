@@ -47,6 +47,7 @@ class EngineLoop:
         self._counts: Counter[str] = Counter()
         self._known: set[str] = set()  # ids submitted and not ended; guarded by _wake
         self._queue_moved = False
+        self._prefills = 0  # prompts added since the last step
         self._closing = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="chorus-engine", daemon=True)
@@ -165,6 +166,7 @@ class EngineLoop:
         job.talker_id = f"{job.id}#{job.part}"
         self._by_talker[job.talker_id] = job
         self._talker.add(job.talker_id, part.prompt, part.options, checked=True)  # when it was submitted
+        self._prefills += 1
         self._trace.event("prefill", job.id, part=job.part, rows=len(part.prompt.prefill))
 
     def _check_deadlines(self) -> None:
@@ -180,7 +182,8 @@ class EngineLoop:
         started = time.monotonic()
         produced = self._talker.step()
         self._counts["talker_steps"] += 1
-        self._trace.event("step", ms=1e3 * (time.monotonic() - started), streams=len(self._by_talker))
+        ms, self._prefills, prefills = 1e3 * (time.monotonic() - started), 0, self._prefills
+        self._trace.event("step", ms=ms, streams=len(self._by_talker), prefills=prefills)
         for frames in produced:
             self._take_frames(frames)
 

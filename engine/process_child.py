@@ -14,6 +14,7 @@ One thread writes, so that the engine's own thread never waits for the parent to
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
@@ -196,6 +197,8 @@ def _import_everything(settings: dict[str, Any]) -> None:
 
 
 def main(argv: list[str]) -> int:
+    logging.basicConfig(format="%(name)s: %(message)s")  # warnings and worse, to stderr
+    logging.getLogger("chorus").setLevel(logging.INFO)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who closes this process
     fd = int(argv[1])
     os.set_inheritable(fd, False)

@@ -90,6 +90,7 @@ class SpeechResult:
     finished_at: float
     model: str
     weights: str  # "trained" | "random"
+    config_hash: str = ""  # of the resolved settings
     detail: str = ""  # for people: why it ended early
 
     @property

@@ -146,8 +146,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         engine: Any
         if args.in_process:
             from engine.engine import Engine
+            from engine.warmup import warm_up
 
             engine = Engine.from_config(config)
+            warm_up(engine)
         else:
             engine = EngineProcess(config, wait=False)
     except ChorusError as error:

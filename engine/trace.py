@@ -4,7 +4,7 @@ Events and their fields (`t` is `time.monotonic()` in seconds when the event was
 
 | event | of | fields |
 |---|---|---|
-| `trace` | the file | `wall` (Unix time at `t`), `pid`, whatever the opener adds (config hash, model) |
+| `trace` | the file | `wall` (Unix time at `t`), `pid`, whatever the opener adds (settings, their hash, model) |
 | `enqueue` | a request | `task`, `chars` |
 | `prefill` | a request | `rows` |
 | `step` | the talker | `ms`, `streams`, `prefills` |

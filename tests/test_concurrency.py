@@ -5,6 +5,8 @@ Then one setting brings back what vllm-omni #3163 measured, the staircase of fir
 
 from __future__ import annotations
 
+import json
+import logging
 from itertools import pairwise
 
 import numpy as np
@@ -63,6 +65,44 @@ def test_sixteen_streams_sound_as_each_alone(process):
     for i in range(15):  # the check would see a mix-up
         n = min(len(mixed[i]), len(mixed[i + 1]))
         assert np.abs(mixed[i][:n] - mixed[i + 1][:n]).max() > 1e-2
+
+
+def codes_of(engine, wanted):
+    """int64 [frames, G] of each request, all submitted at once: what the talker hands to the codec."""
+    codes = {request.id: [] for request in wanted}
+    stage, produced = engine._loop._codec, engine._loop._codec.produced
+
+    def watched(job, new, *, ended):
+        codes[job.id].append(new)
+        produced(job, new, ended=ended)
+
+    stage.produced = watched
+    try:
+        together(engine, wanted)
+    finally:
+        del stage.produced
+    return [np.concatenate(codes[request.id]) for request in wanted]
+
+
+def test_sixteen_streams_have_the_codes_of_each_alone(tmp_path, caplog):
+    from engine.engine import Engine
+
+    trace = tmp_path / "trace.jsonl"
+    caplog.set_level(logging.INFO, "chorus.engine")
+    config = small_engine_config(**{"talker.max_num_seqs": 16, "trace": str(trace)})
+    with Engine.from_config(config) as engine:
+        wanted = requests(engine, 16, 14)
+        mixed = codes_of(engine, wanted)
+        for i, request in enumerate(wanted):
+            [alone] = codes_of(engine, [SpeechRequest(**{**vars(request), "id": f"alone-{i}"})])
+            assert np.array_equal(mixed[i], alone), f"stream {i}, seed {request.seed}"
+        assert min(len(codes) for codes in mixed) >= 2
+        assert len({codes[:2].tobytes() for codes in mixed}) == 16  # the check would see a mix-up
+    assert f"settings {config.hash}: {{" in caplog.text and '"max_num_seqs": 16' in caplog.text
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert lines[0]["config"] == config.hash and lines[0]["settings"]["talker"]["max_num_seqs"] == 16
+    steps = [line for line in lines if line["event"] == "step"]
+    assert sum(step["prefills"] for step in steps) == 32 and max(step["streams"] for step in steps) == 16
 
 
 def test_every_first_chunk_comes_before_any_stream_ends(process):

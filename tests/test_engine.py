@@ -46,6 +46,7 @@ def test_chunks_are_whole_frames_in_order(engine, voice):
     assert chunks[0].frames == 1  # the schedule begins with one frame
     assert pcm.dtype == np.float32 and np.abs(pcm).max() <= 1
     assert result.weights == "random" and result.seed == 3
+    assert result.config_hash == engine.config.hash == engine.info.config_hash
     assert result.finish_reason in ("stop", "length")
     assert result.ttfa_ms is not None and 0 < result.ttfa_ms <= 1e3 * result.wall_s
 

@@ -112,6 +112,7 @@ class StreamedSpeech(Response):
             "finish_reason": result.finish_reason,
             "detail": result.detail,
             "seed": result.seed,
+            "config_hash": result.config_hash,
             "audio_seconds": round(result.audio_s, 3),
         }
 

@@ -179,6 +179,7 @@ class SpeechService:
             "x-chorus-seed": str(stream.seed),
             "x-chorus-model": header_text(info.model),
             "x-chorus-weights": info.weights,
+            "x-chorus-config": info.config_hash,
             "x-chorus-sample-rate": str(SAMPLE_RATE),
             "cache-control": "no-store",
         }

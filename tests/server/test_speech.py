@@ -107,6 +107,7 @@ def test_events_as_openai_sends_them(client):
     audio = b"".join(base64.b64decode(event["audio"]) for event in deltas)
     np.testing.assert_array_equal(np.frombuffer(audio, "<i2"), expected_pcm(20))
     assert done["type"] == "speech.audio.done"
+    assert "config_hash" in done
     assert done["usage"] == {"input_tokens": 1, "output_tokens": 20, "total_tokens": 21}
     assert (done["finish_reason"], done["seed"], done["audio_seconds"]) == ("stop", 3, 1.6)
 
