@@ -84,7 +84,9 @@ class Trainer:
     def set_rates(self, progress: float) -> None:
         t = self.t
         warm = min(1.0, (self.steps - self.first + 1) / t["warmup_steps"])
-        curve = 0.5 * (1 + math.cos(math.pi * progress))
+        cut = t["freeze_from"]  # each of the two stages comes to rest by itself
+        stage = (progress - cut) / (1 - cut) if self.frozen else min(1.0, progress / cut)
+        curve = 0.5 * (1 + math.cos(math.pi * stage))
         for rate, peak in (
             (self.rate, t["decoder_learning_rate"] if self.frozen else t["learning_rate"]),
             (self.judge_rate, t["discriminator_learning_rate"]),
