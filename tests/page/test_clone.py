@@ -69,7 +69,9 @@ def test_it_plays_while_it_is_made(page):
     speak(page, LONG * 2)  # some seconds of work, even for small random weights
     page.wait_for_function("chorus.current.finished", timeout=90_000)
     page.click("#stop")
-    take = page.evaluate("({...chorus.current, pcm: null, blocks: chorus.current.blocks.length, record: null, settings: null})")
+    take = page.evaluate(
+        "({...chorus.current, pcm: null, blocks: chorus.current.blocks.length, record: null, settings: null})"
+    )
     assert take["blocks"] > 3
     assert take["firstPlayedAt"] < take["lastReceivedAt"]
     assert take["receivedAtFirstPlay"] < take["received"]

@@ -1,5 +1,5 @@
 // The page's own program: Speak, Stop, and what is shown meanwhile. Gradio's buttons call window.chorus.
-import { nameUploadsAsTheyRead, recordUntouched, type } from "./fields.js";
+import { nameAsTheyRead, recordUntouched, type } from "./fields.js";
 import { Parts } from "./parts.js";
 import { Player, RATE } from "./player.js";
 import { Take } from "./take.js";
@@ -288,7 +288,7 @@ for (const gesture of ["pointerdown", "keydown"]) {
 addEventListener("pagehide", () => { if (current && !current.over) stop(""); });
 // Gradio builds the page after this script ran, and again when a tab is shown for the first time.
 new MutationObserver(() => {
-  nameUploadsAsTheyRead();
+  nameAsTheyRead();
   const list = byId("ch-takes");
   if (list && !list.dataset.filled) { list.dataset.filled = "1"; takes.render(); wave.draw(); }
 }).observe(document.body, { childList: true, subtree: true });

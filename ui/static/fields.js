@@ -9,9 +9,17 @@ export function type(rootId, value) {
   input.dispatchEvent(new Event("blur", { bubbles: true }));
 }
 
-// Gradio names its upload buttons otherwise than they read: who speaks to the computer could not press them.
-export function nameUploadsAsTheyRead() {
-  for (const button of document.querySelectorAll("button[aria-label][aria-dropeffect]")) button.removeAttribute("aria-label");
+// Some buttons are named otherwise than they read: who speaks to the computer could not press them. And a picture that
+// stands for "nothing here" has a name, but nothing says that it is a picture.
+export function nameAsTheyRead() {
+  for (const empty of document.querySelectorAll("div.empty[aria-label]:not([role])")) empty.setAttribute("role", "img");
+  for (const button of document.querySelectorAll("button[aria-label]")) {
+    const text = button.textContent.replace(/\s+/g, " ").trim();
+    const name = button.getAttribute("aria-label");
+    if (/[\p{L}\p{N}]/u.test(text) && !name.toLowerCase().includes(text.toLowerCase())) {
+      button.setAttribute("aria-label", `${text}: ${name.replace(/^.*: /, "")}`);
+    }
+  }
 }
 
 // Voices are recorded as they are: the browser's clean-up for calls changes them.
