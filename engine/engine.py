@@ -24,6 +24,7 @@ import torch
 from engine import memory, sampling, text, wiring
 from engine.audio import Audio
 from engine.checkpoint import Checkpoint
+from engine.chunks import check_schedule
 from engine.codec.codec import Codec
 from engine.codec_stage import CodecStage
 from engine.config import EngineConfig
@@ -33,7 +34,6 @@ from engine.job import Job, Part
 from engine.loop import EngineLoop
 from engine.prompt import PromptBuilder
 from engine.request import SAMPLE_RATE, SpeechRequest
-from engine.scheduler import check_schedule
 from engine.stream import SpeechStream
 from engine.talker.slots import SlotOptions
 from engine.talker.talker import Talker

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.chunks import playback_end
 from engine.errors import ChorusError, ConfigError
 from engine.request import FRAMES_PER_SECOND
-from engine.scheduler import playback_end
 
 
 @dataclass

@@ -9,18 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.chunks import CHUNK_SCHEDULES, check_schedule, next_boundary, playback_end
 from engine.errors import ConfigError, InvalidRequest
-from engine.scheduler import (
-    CHUNK_SCHEDULES,
-    TASK_GATE,
-    CodecQueue,
-    CodecStream,
-    SchedulerSettings,
-    check_schedule,
-    next_batch,
-    next_boundary,
-    playback_end,
-)
+from engine.scheduler import TASK_GATE, CodecQueue, CodecStream, SchedulerSettings, next_batch
 
 RAMP = CHUNK_SCHEDULES["latency"]
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from starlette.datastructures import UploadFile
 
 from engine.api.errors import UnsupportedMediaType, from_validation
+from engine.chunks import MAX_CHUNK_FRAMES, MAX_SCHEDULE_LENGTH
 from engine.errors import InvalidRequest
 from engine.request import SamplingOverrides
-from engine.scheduler import MAX_CHUNK_FRAMES, MAX_SCHEDULE_LENGTH
 
 Task = Literal["Base", "CustomVoice", "VoiceDesign"]
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from engine import text
 from engine.audio import load_audio
+from engine.chunks import check_schedule, next_boundary
 from engine.errors import EngineBusy, EngineClosed
 from engine.request import SAMPLES_PER_FRAME, AudioChunk, SpeechRequest, SpeechResult
 from engine.sampling import resolve_seed
-from engine.scheduler import check_schedule, next_boundary
 from engine.stream import SpeechStream, failed
 from engine.voices import VoiceLibrary
 
