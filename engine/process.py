@@ -29,6 +29,7 @@ from engine.config import ROOT, EngineConfig
 from engine.errors import ChorusError, ConfigError, EngineClosed, EngineFailed, InvalidRequest
 from engine.info import EngineInfo
 from engine.process_handle import CLOSE_S, POLL_S, ChildHandle
+from engine.process_pending import Pending
 from engine.request import SpeechRequest
 from engine.stream import SpeechStream
 from engine.voices import VoiceLibrary, VoicePrompt, prepare_audio
@@ -68,9 +69,7 @@ class EngineProcess:
         self._fault: ChorusError | None = None  # why the state is "failed"
         self._wanted: EngineConfig | None = config  # settings to start next; None: nothing is to be started
         self._fallback: EngineConfig | None = None  # settings that worked before a restart with others
-        self._calls: dict[int, tuple[Future, Callable[[Any], Any]]] = {}
-        self._call_number = 0
-        self._streams: dict[str, SpeechStream] = {}
+        self._pending = Pending()
         self.voices = self._library("")
         self._supervisor = threading.Thread(target=self._supervise, name="chorus-supervisor", daemon=True)
         self._supervisor.start()
@@ -103,19 +102,16 @@ class EngineProcess:
 
     def stream(self, request: SpeechRequest) -> SpeechStream:
         """As `Engine.stream`; EngineClosed while there is no ready child."""
-        stream: list[SpeechStream] = []
 
         def accepted(reply: tuple[str, int, tuple[str, ...], int]) -> SpeechStream:
             text, seed, parts, tokens = reply
-            stream.append(SpeechStream(request, text, seed, self.cancel, parts, tokens))
-            self._streams[request.id] = stream[0]
-            return stream[0]
+            return self._pending.stream(SpeechStream(request, text, seed, self.cancel, parts, tokens))
 
         return self._call("stream", request, accepted).result()
 
     def cancel(self, request_id: str) -> bool:
         child = self._child
-        if child is None or request_id not in self._streams:
+        if child is None or request_id not in self._pending:
             return False
         return child.send("cancel", request_id)
 
@@ -248,7 +244,7 @@ class EngineProcess:
             with self._changed:
                 self._child = None
                 if self._state == "closed":
-                    self._abandon(EngineClosed("the engine was closed"))
+                    self._pending.abandon(EngineClosed("the engine was closed"))
                     return
                 deaths = 0 if child.was_ready else deaths + 1
                 self._after(child, deaths)
@@ -270,26 +266,10 @@ class EngineProcess:
             child.error = EngineFailed(f"the engine process sent something unreadable ({error})")
 
     def _take(self, child: ChildHandle, message: tuple) -> None:
+        if self._pending.take(message):
+            return
         kind = message[0]
-        if kind == "chunk":
-            if (stream := self._streams.get(message[1].request_id)) is not None:
-                stream.put(message[1])
-        elif kind == "position":
-            if (stream := self._streams.get(message[1])) is not None:
-                stream.moved(message[2])
-        elif kind == "end":
-            if (stream := self._streams.pop(message[1].request_id, None)) is not None:
-                stream.put(message[1])
-        elif kind == "broken":
-            if (stream := self._streams.pop(message[1], None)) is not None:
-                stream.put(message[2])
-        elif kind in ("reply", "raise"):
-            future, accept = self._calls.pop(message[1])
-            if kind == "raise":
-                future.set_exception(message[2])
-            else:
-                future.set_result(accept(message[2]))
-        elif kind == "ready":
+        if kind == "ready":
             with self._changed:
                 if child.stopping:
                     return
@@ -304,13 +284,15 @@ class EngineProcess:
     def _after(self, child: ChildHandle, deaths: int) -> None:
         """The child is gone: end what it had, and decide what comes next. Called with the lock."""
         if child.stopping:
-            self._abandon(EngineClosed("the engine is restarting with other settings; send the request again shortly"))
+            self._pending.abandon(
+                EngineClosed("the engine is restarting with other settings; send the request again shortly")
+            )
             return
         code = child.process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         why = child.error.message if child.error else f"the engine process {how}"
         self.last_error = why
-        self._abandon(EngineFailed(f"{why} while this request ran; send it again when the engine is back"))
+        self._pending.abandon(EngineFailed(f"{why} while this request ran; send it again when the engine is back"))
         # Bad settings stay bad; anything else may have been an accident.
         hopeless = isinstance(child.error, ConfigError) or (child.error is not None and not child.was_ready)
         fault = child.error or EngineFailed(f"{why} before it was ready")
@@ -324,28 +306,15 @@ class EngineProcess:
                 self._state = "restarting"
             self._wanted = child.config
 
-    def _abandon(self, error: ChorusError) -> None:
-        """Every open stream and call ends with `error`."""
-        streams, calls = list(self._streams.values()), list(self._calls.values())
-        self._streams.clear()
-        self._calls.clear()
-        for stream in streams:
-            stream.put(error)
-        for future, _ in calls:
-            future.set_exception(error)
-
     # ---- calls -------------------------------------------------------------------------------------------------
 
     def _call(self, name: str, argument: Any, accept: Callable[[Any], Any] = lambda value: value) -> Future:
         """Ask the child; `accept` turns its answer into the result, on the thread that reads."""
-        future: Future = Future()
         with self._changed:
             child = self._child
             if self._state != "ready" or child is None:
                 raise self._not_ready()
-            self._call_number += 1
-            number = self._call_number
-            self._calls[number] = (future, accept)
+            number, future = self._pending.call(accept)
         # Should this not arrive, the reader sees the same end of the connection and fails the call with its cause.
         child.send("call", number, name, argument)
         return future
