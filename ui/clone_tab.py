@@ -102,7 +102,7 @@ class CloneTab:
             self.parts_note = gr.Markdown(elem_classes="ch-note", elem_id="parts-note")
             self.parts = gr.HTML(elem_id="parts", padding=False)
             self.text_file = gr.File(
-                label="Open a .txt file", file_types=[".txt", ".md"], type="binary", height=90, elem_id="text-file"
+                label="Open a .txt file", file_types=[".txt", ".md"], type="binary", height=130, elem_id="text-file"
             )
 
     def _voice(self) -> None:

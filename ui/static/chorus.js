@@ -187,7 +187,7 @@ function onReport(report) {
   show("ch-time", `${(take.position / RATE).toFixed(1)} s`);
   show("ch-buffer", `${(report.queued / RATE).toFixed(1)} s`);
   const silent = report.gaps.reduce((sum, gap) => sum + gap.samples, 0) / RATE;
-  show("ch-gaps", report.gaps.length ? `${report.gaps.length} gaps, ${silent.toFixed(1)} s` : "no gaps");
+  show("ch-gaps", report.gaps.length ? `${report.gaps.length} gap${report.gaps.length > 1 ? "s" : ""}, ${silent.toFixed(1)} s` : "no gaps");
   byId("ch-level")?.style.setProperty("width", `${100 * wave.level()}%`);
   if (report.state === "done") {
     const again = [...take.retried].map((part) => part + 1).join(", ");
@@ -248,7 +248,7 @@ function showSpoken(take) {
   const box = byId("ch-spoken");
   if (!box) return;
   box.hidden = false;
-  box.open = take.spoken.trim() !== take.text.trim();
+  box.open = take.texts.length === 1 && take.spoken.trim() !== take.text.trim(); // parts have a list of their own
   show("ch-spoken-text", take.spoken);
 }
 
