@@ -107,6 +107,7 @@ class EngineLoop:
             "talker_kv_blocks_free": self._talker.free_kv_blocks,
             "codec_slots_free": self._codec.free_slots,
             **{f"codec_{name}": value for name, value in self._codec.stats.items()},
+            **{f"predictor_{name}": value for name, value in self._talker.placement_stats.items()},
             **counts,
         }
 

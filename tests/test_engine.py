@@ -192,6 +192,8 @@ def test_codec_modes_and_policies_speak_alike():
             voice = engine.voices.get(engine.voices.list()[0].name)
             pcm, _, _ = speak(engine, "Hello.", voice, seed=3, max_frames=8, min_frames=8, x_vector_only=True)
             lengths.add(len(pcm))
+            after = overrides.get("talker.predictor_placement") == "eager"
+            assert (engine.metrics().get("predictor_eager", 0) >= 8) is after
             want = pcm if want is None else want
             # 8 frames lie inside the window of 72: nothing is cut off, so the samples are the same.
             assert np.abs(pcm - want).max() < 1e-4

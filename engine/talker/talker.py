@@ -156,6 +156,12 @@ class Talker:
     def free_kv_blocks(self) -> int:
         return compat.free_blocks(self._client)
 
+    @property
+    def placement_stats(self) -> dict[str, int]:
+        """Steps whose codes were made after them: in graphs, eagerly, rows added to fill graphs. Empty: inside."""
+        after = self.model.after
+        return dict(after.stats) if after is not None else {}
+
     def check(self, prompt: PromptRows, options: SlotOptions) -> None:
         """What `add` would refuse whatever else is running. Callable from any thread.
 
