@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import logging
+import gc
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +65,8 @@ class Engine:
             torch.set_num_threads(config.threads)
         self._trace = Trace(config.trace, config=config.hash, settings=settings, model=self.checkpoint.name)
         self.prompts = PromptBuilder(self.checkpoint)
+        if self.device.type == "cuda":
+            self.prompts.project_all(self.device)
         talker_settings = wiring.talker_settings(config, self.device)
         # The codec first: vLLM makes torch.set_num_threads a no-op on the CPU.
         self.codec = Codec.load(self.checkpoint, self.device, wiring.codec_dtype(config, self.device))
@@ -83,6 +87,8 @@ class Engine:
             config.watchdog.enabled == "auto" and self.checkpoint.weights == "trained"
         )
         self.info = self._describe(time.monotonic() - started)
+        if self.device.type == "cuda":
+            _keep_steps_even()
 
     @classmethod
     def from_config(cls, config: str | Path | EngineConfig | None = None, **overrides: Any) -> Engine:
@@ -284,3 +290,11 @@ class Engine:
             startup_s=round(startup_s, 2),
             notice=self.checkpoint.notice,
         )
+
+
+def _keep_steps_even() -> None:
+    """A step takes a few ms: neither a full garbage collection (a hundred ms over everything that was imported) nor
+    the 5 ms that a thread may keep the interpreter from the engine's thread fit into it."""
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(0.0005)

@@ -14,6 +14,7 @@ added at the same position.
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 from typing import Any
 
@@ -41,6 +42,9 @@ ISO = {
 }
 
 
+PROJECTED_AT_ONCE = 16  # text ids
+
+
 class PromptBuilder:
     """Builds prompts on the CPU in float32, away from the thread that drives the model. Safe to call from many threads.
 
@@ -58,6 +62,10 @@ class PromptBuilder:
         self._fc = [weights[name] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")]
         self._codec_table = weights["codec_embedding"]  # [vocab, H]
         self._group_tables = weights["group_embeddings"]  # G-1 tables [codebook, H]
+        # txt(id) depends on the id alone: each is projected once. Pages of ids never seen are never touched.
+        self._text_rows = torch.empty(self._text_table.shape[0], self.hidden)
+        self._projected = torch.zeros(self._text_table.shape[0], dtype=torch.bool)
+        self._projecting = threading.Lock()
         bos, eos, pad = self._text([self.config[f"tts_{n}_token_id"] for n in ("bos", "eos", "pad")]).split(1)
         self.tts_bos, self.tts_eos, self.tts_pad = bos, eos, pad  # [1, H] each
         self._icl_rows = lru_cache(maxsize=64)(self._sum_codes)
@@ -235,9 +243,30 @@ class PromptBuilder:
 
     def _text(self, ids: list[int]) -> torch.Tensor:
         """txt(ids): float32 [n, H]."""
-        rows = F.embedding(torch.tensor(ids, dtype=torch.int64), self._text_table).float()
+        wanted = torch.tensor(ids, dtype=torch.int64)
+        if not bool(self._projected[wanted].all()):
+            with self._projecting:  # one at a time: callers that all multiply matrices slow each other down
+                self._project(wanted[~self._projected[wanted]].unique())
+        return self._text_rows.index_select(0, wanted)
+
+    def _project(self, ids: torch.Tensor) -> None:
+        """Fill in the rows of these ids. In pieces of one size, so that a row's rounding does not depend on the
+        company it was first asked in."""
         w1, b1, w2, b2 = self._fc
-        return F.linear(F.silu(F.linear(rows, w1, b1)), w2, b2)
+        for piece in ids.split(PROJECTED_AT_ONCE):
+            padded = F.pad(piece, (0, PROJECTED_AT_ONCE - len(piece)))
+            rows = F.embedding(padded, self._text_table).float()
+            self._text_rows[piece] = F.linear(F.silu(F.linear(rows, w1, b1)), w2, b2)[: len(piece)]
+            self._projected[piece] = True
+
+    @torch.inference_mode()
+    def project_all(self, device: torch.device, at_once: int = 8192) -> None:
+        """Project every id now, on `device`: a GPU does in a moment what would cost each new word milliseconds."""
+        w1, b1, w2, b2 = (w.to(device) for w in self._fc)
+        for start in range(0, len(self._text_table), at_once):
+            rows = self._text_table[start : start + at_once].to(device).float()
+            self._text_rows[start : start + at_once] = F.linear(F.silu(F.linear(rows, w1, b1)), w2, b2).cpu()
+        self._projected[:] = True
 
     def _code(self, group: int, ids: list[int]) -> torch.Tensor:
         table = self._codec_table if group == 0 else self._group_tables[group - 1]
