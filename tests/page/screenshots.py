@@ -11,6 +11,10 @@ from tests.conftest import ROOT
 from tests.page.conftest import FLAGS
 
 OUT = ROOT / "docs" / "screenshots"
+LONG = (
+    "The harbor was quiet when we left. By 6:30 the wind had turned, and the boat was flying over the waves. "
+    "Nobody spoke for a while; there was too much to look at. "
+) * 5
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 
 
@@ -34,6 +38,13 @@ def main(url: str) -> None:
                 page.screenshot(path=OUT / f"clone-{size}-{theme}.png", full_page=True)
                 page.click("#stop")
                 if size == "desktop" and theme == "light":
+                    page.fill("#text textarea", LONG)
+                    page.click("#preview-box button")
+                    page.wait_for_function("document.querySelectorAll('#parts tr[data-part]').length > 2")
+                    page.click("#speak")
+                    page.wait_for_function("chorus.current?.position > 72000", timeout=120_000)
+                    page.screenshot(path=OUT / f"parts-{size}-{theme}.png", full_page=True)
+                    page.click("#stop")
                     for tab in ("Voices", "Engine"):
                         page.get_by_role("tab", name=tab).click()
                         page.wait_for_timeout(2500)
