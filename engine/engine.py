@@ -11,9 +11,9 @@ streams nothing; the models belong to the thread in `loop.py`.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
-import gc
 import sys
 import time
 from dataclasses import replace
