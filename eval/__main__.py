@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from engine.errors import ChorusError
+from eval.bench import add_arguments as add_bench_arguments
 from eval.errors import EvalError
 from eval.runs import Run, rerender
 from eval.scoring import ScoreSettings
@@ -48,8 +49,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    args.no_score = True
-    return _run(args)
+    from eval import bench
+
+    args.settings = _overrides(args.set)
+    return bench.main(args)
 
 
 def _ab(args: argparse.Namespace) -> int:
@@ -211,9 +214,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m eval", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
     run = commands.add_parser("run", help="load, scores and a report, for an engine or a server")
-    bench = commands.add_parser("bench", help="the same without scores: times only")
+    bench = commands.add_parser("bench", help="speed of this machine in one table, next to published figures")
+    add_bench_arguments(bench)
+    bench.set_defaults(run=_bench)
     ab = commands.add_parser("ab", help="two settings in turns (A B B A) on this machine, and their differences")
-    for command, function in ((run, _run), (bench, _bench), (ab, _ab)):
+    for command, function in ((run, _run), (ab, _ab)):
         _run_arguments(command)
         command.set_defaults(run=function)
     ab.add_argument("experiment", nargs="?", help="configs/experiments/*.yaml")
