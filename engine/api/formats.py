@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterable
 from typing import Protocol, cast
 
-import av
 import numpy as np
 
 from engine.audio import pcm16
@@ -122,6 +121,8 @@ class AvEncoder:
             options["page_duration"] = "80000"  # microseconds: one frame
         if name == "mp3" and not whole:
             options["write_xing"] = "0"
+        import av  # only here: a server that is asked for wav and pcm alone never loads FFmpeg
+
         self._container = av.open(self._file or self._pipe, "w", format=container, options=options)
         self._stream = cast(av.AudioStream, self._container.add_stream(codec, rate=SAMPLE_RATE))
         self._stream.codec_context.layout = "mono"
@@ -135,6 +136,8 @@ class AvEncoder:
 
     def feed(self, pcm: np.ndarray) -> bytes:
         if len(pcm):
+            import av
+
             frame = av.AudioFrame.from_ndarray(pcm16(pcm)[None, :], format="s16", layout="mono")
             frame.sample_rate = SAMPLE_RATE
             frame.pts = self._samples
