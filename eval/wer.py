@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import jiwer
-
 from eval.normalize import Normalizer
 
 OUTLIER = 0.5  # utterances above it are left out of the filtered average (seed-tts-eval's threshold)
@@ -59,11 +57,14 @@ def score(reference: str, hypothesis: str, normalizer: Normalizer, *, no_speech:
         kind = "insert" if not wanted else "delete"
         parts: tuple[Difference, ...] = (Difference(kind, tuple(wanted), tuple(heard)),) if wanted or heard else ()
         return UtteranceErrors(float(bool(parts)), 0, 0, len(wanted), len(heard), len(wanted), parts)
+    import jiwer  # only here: speed is measured where it need not be installed
+
+    split = jiwer.Compose([jiwer.ReduceToListOfListOfWords()])  # tokens are final; jiwer shall not clean them again
     out = jiwer.process_words(
         [" ".join(wanted)],
         [" ".join(heard)],
-        reference_transform=_SPLIT,
-        hypothesis_transform=_SPLIT,
+        reference_transform=split,
+        hypothesis_transform=split,
     )
     parts = tuple(
         Difference(
@@ -76,9 +77,6 @@ def score(reference: str, hypothesis: str, normalizer: Normalizer, *, no_speech:
     return UtteranceErrors(
         out.wer, out.hits, out.substitutions, out.deletions, out.insertions, len(wanted), differences=parts
     )
-
-
-_SPLIT = jiwer.Compose([jiwer.ReduceToListOfListOfWords()])  # tokens are final; jiwer shall not clean them again
 
 
 @dataclass(frozen=True)
