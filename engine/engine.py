@@ -66,10 +66,10 @@ class Engine:
         self._trace = Trace(config.trace, config=config.hash, settings=settings, model=self.checkpoint.name)
         self.prompts = PromptBuilder(self.checkpoint)
         if self.device.type == "cuda":
-            self.prompts.project_all(self.device)
+            self.prompts.text_rows.fill(self.device)
         talker_settings = wiring.talker_settings(config, self.device)
         # The codec first: vLLM makes torch.set_num_threads a no-op on the CPU.
-        self.codec = Codec.load(self.checkpoint, self.device, wiring.codec_dtype(config, self.device))
+        self.codec = Codec.load(self.checkpoint, self.device, wiring.codec_dtype(config))
         self._runner = wiring.codec_runner(config, self.codec, self.device)
         self.speaker_encoder = wiring.speaker_encoder(self.checkpoint, self.device)
         self._talker = Talker(talker_settings, self.checkpoint)

@@ -14,7 +14,6 @@ added at the same position.
 
 from __future__ import annotations
 
-import threading
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch.nn.functional as F
 from engine.checkpoint import Checkpoint
 from engine.errors import InvalidRequest
 from engine.talker.slots import PromptRows
+from engine.text_rows import TextRows
 from engine.tokenizer import load_tokenizer
 
 # Codes people type for the languages of the published checkpoints.
@@ -42,9 +42,6 @@ ISO = {
 }
 
 
-PROJECTED_AT_ONCE = 16  # text ids
-
-
 class PromptBuilder:
     """Builds prompts on the CPU in float32, away from the thread that drives the model. Safe to call from many threads.
 
@@ -58,15 +55,11 @@ class PromptBuilder:
         self.tokenizer = load_tokenizer(checkpoint)
         self.hidden = int(self.talker["hidden_size"])
         weights = _load_weights(checkpoint)
-        self._text_table = weights["text_embedding"]  # [text vocab, text hidden], stored dtype
-        self._fc = [weights[name] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")]
+        fc = [weights[name] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")]
+        self.text_rows = TextRows(weights["text_embedding"], fc)
         self._codec_table = weights["codec_embedding"]  # [vocab, H]
         self._group_tables = weights["group_embeddings"]  # G-1 tables [codebook, H]
-        # txt(id) depends on the id alone: each is projected once. Pages of ids never seen are never touched.
-        self._text_rows = torch.empty(self._text_table.shape[0], self.hidden)
-        self._projected = torch.zeros(self._text_table.shape[0], dtype=torch.bool)
-        self._projecting = threading.Lock()
-        bos, eos, pad = self._text([self.config[f"tts_{n}_token_id"] for n in ("bos", "eos", "pad")]).split(1)
+        bos, eos, pad = self.text_rows([self.config[f"tts_{n}_token_id"] for n in ("bos", "eos", "pad")]).split(1)
         self.tts_bos, self.tts_eos, self.tts_pad = bos, eos, pad  # [1, H] each
         self._icl_rows = lru_cache(maxsize=64)(self._sum_codes)
 
@@ -152,9 +145,9 @@ class PromptBuilder:
         voice = self._voice_row(name, speaker_embedding)
         ids = self._ids(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n")
         role, spoken = ids[:3], ids[3:-5]
-        head = [self._text(role), self._control(language_id, voice)]
+        head = [self.text_rows(role), self._control(language_id, voice)]
         if instruct and self.takes_instruct:
-            head.insert(0, self._text(self._ids(f"<|im_start|>user\n{instruct}<|im_end|>\n")))
+            head.insert(0, self.text_rows(self._ids(f"<|im_start|>user\n{instruct}<|im_end|>\n")))
         if reference_codes is not None:
             reference = self._ids(f"<|im_start|>assistant\n{reference_text}<|im_end|>\n")[3:-2]
             codes = np.ascontiguousarray(reference_codes, dtype=np.int64)
@@ -217,14 +210,14 @@ class PromptBuilder:
 
     def _plain(self, spoken: list[int], non_streaming: bool) -> tuple[torch.Tensor, torch.Tensor]:
         bos = self._code(0, [self.talker["codec_bos_id"]])
-        text = torch.cat([self._text(spoken), self.tts_eos])
+        text = torch.cat([self.text_rows(spoken), self.tts_eos])
         if non_streaming:
             pad = self._code(0, [self.talker["codec_pad_id"]])
             return torch.cat([text + pad, self.tts_pad + bos]), self.tts_pad
         return text[:1] + bos, text[1:]
 
     def _icl(self, ids: list[int], codes: np.ndarray, non_streaming: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        text = torch.cat([self._text(ids), self.tts_eos])
+        text = torch.cat([self.text_rows(ids), self.tts_eos])
         frames = self._icl_rows(codes.tobytes(), codes.shape)
         codec = torch.cat([self._code(0, [self.talker["codec_bos_id"]]), frames])
         if non_streaming:
@@ -240,33 +233,6 @@ class PromptBuilder:
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text)
-
-    def _text(self, ids: list[int]) -> torch.Tensor:
-        """txt(ids): float32 [n, H]."""
-        wanted = torch.tensor(ids, dtype=torch.int64)
-        if not bool(self._projected[wanted].all()):
-            with self._projecting:  # one at a time: callers that all multiply matrices slow each other down
-                self._project(wanted[~self._projected[wanted]].unique())
-        return self._text_rows.index_select(0, wanted)
-
-    def _project(self, ids: torch.Tensor) -> None:
-        """Fill in the rows of these ids. In pieces of one size, so that a row's rounding does not depend on the
-        company it was first asked in."""
-        w1, b1, w2, b2 = self._fc
-        for piece in ids.split(PROJECTED_AT_ONCE):
-            padded = F.pad(piece, (0, PROJECTED_AT_ONCE - len(piece)))
-            rows = F.embedding(padded, self._text_table).float()
-            self._text_rows[piece] = F.linear(F.silu(F.linear(rows, w1, b1)), w2, b2)[: len(piece)]
-            self._projected[piece] = True
-
-    @torch.inference_mode()
-    def project_all(self, device: torch.device, at_once: int = 8192) -> None:
-        """Project every id now, on `device`: a GPU does in a moment what would cost each new word milliseconds."""
-        w1, b1, w2, b2 = (w.to(device) for w in self._fc)
-        for start in range(0, len(self._text_table), at_once):
-            rows = self._text_table[start : start + at_once].to(device).float()
-            self._text_rows[start : start + at_once] = F.linear(F.silu(F.linear(rows, w1, b1)), w2, b2).cpu()
-        self._projected[:] = True
 
     def _code(self, group: int, ids: list[int]) -> torch.Tensor:
         table = self._codec_table if group == 0 else self._group_tables[group - 1]

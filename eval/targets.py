@@ -115,6 +115,10 @@ class EngineTarget:
                 self._pool, self.engine.prepare_voice, pcm, rate, reference.transcript
             )
 
+    def add_voice(self, name: str, voice: Any) -> None:
+        """Make a prepared voice (`engine.voices.VoicePrompt`) known under `name`."""
+        self._voices[name] = voice
+
     async def speak(self, ask: Ask) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._speak, ask)
 

@@ -88,7 +88,8 @@ class Guard:
             and scope["method"] not in SAFE_METHODS
             and cross_site(headers)
         ):
-            error = CrossSite("web pages of other sites may not use this server; set CHORUS_API_KEY and send it")
+            way = "set CHORUS_API_KEY and send it" if guarded else "open this server's own page"
+            error = CrossSite(f"web pages of other sites may not use this server; {way}")
         if error is not None:
             await error_response(error)(scope, receive, send)
             return

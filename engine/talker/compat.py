@@ -152,6 +152,14 @@ def start(config: Any, settings: TalkerSettings) -> Any:
 _live: list[Any] = []  # clients started in this process and not stopped
 
 
+def _forget_graph_pool() -> None:
+    """vLLM keeps one CUDA graph pool a process. Once its last graph is gone PyTorch frees the pool, and capturing into
+    the dead handle fails (seen on CUDA: "use_count > 0" when a second engine started): the next one makes its own."""
+    from vllm.platforms import current_platform
+
+    type(current_platform)._global_graph_pool = None
+
+
 def stop(client: Any) -> None:
     """Shut a client down. vLLM's process groups are one per process: 0.30 destroys them in every shutdown, which breaks
     any other engine that still runs here, so only the last one may."""
@@ -164,6 +172,8 @@ def stop(client: Any) -> None:
         if _live and destroy is not None:
             core.cleanup_dist_env_and_memory = lambda *_, **__: None
         client.shutdown()
+        if not _live:
+            _forget_graph_pool()
     finally:
         if destroy is not None:
             core.cleanup_dist_env_and_memory = destroy

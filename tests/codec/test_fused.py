@@ -11,11 +11,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
 pytest.importorskip("triton")
 
-from engine.codec.decoder import CodecDecoder
 from engine.codec.kernels import snake
 from engine.codec.layers import SnakeBeta
 from engine.codec.windowed import WindowedDecoder
-from tests.codec.test_graphs import CONFIG
+from tests.codec.test_graphs import small_decoder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -51,17 +50,8 @@ def test_snake(dtype, steps):
     torch.testing.assert_close(snake(x, *constants)[0], module(x.float()).to(dtype), **tolerance)
 
 
-def decoder():
-    torch.manual_seed(0)
-    decoder = CodecDecoder(CONFIG)
-    with torch.no_grad():
-        for p in decoder.parameters():
-            p.add_(torch.randn_like(p) * 0.1)
-    return decoder.to(DEVICE).freeze(fused=False)
-
-
 def test_the_fused_decoder_gives_the_same_sound_whole_in_chunks_and_in_windows():
-    model = decoder()
+    model = small_decoder().to(DEVICE).freeze(fused=False)
     codes = torch.randint(0, 16, (2, 3, 4), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     windowed = WindowedDecoder(model, 3)
     with torch.inference_mode():

@@ -23,14 +23,18 @@ CONFIG = {
 }
 
 
-@pytest.fixture(scope="module")
-def decoder():
+def small_decoder():
     torch.manual_seed(0)
     decoder = CodecDecoder(CONFIG)
     with torch.no_grad():
         for p in decoder.parameters():
             p.add_(torch.randn_like(p) * 0.1)
-    return decoder.freeze()
+    return decoder
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return small_decoder().freeze()
 
 
 def codes(n, frames, seed=0):

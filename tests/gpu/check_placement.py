@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -16,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from engine.talker import SlotOptions
-from tests.gpu.check_talker import LINES, milliseconds, prompt, result, run, start, stop
+from tests.gpu.check_talker import LINES, prompt, result, run, speed, start, stop
 
 BATCHES = (1, 16, 64)
 
@@ -34,17 +33,7 @@ def main() -> None:
             result(
                 f"{placement}: {len(codes)} frames, equal to inside the graph: {equal}, start {talker.start_s:.1f} s"
             )
-            for batch in BATCHES:
-                for index in range(batch):
-                    talker.add(str(index), prompt(index, 150), SlotOptions(seed=index, max_frames=60, min_frames=60))
-                times: list[float] = []
-                last = None
-                while talker.busy:
-                    if talker.step():
-                        now = time.perf_counter()
-                        times += [now - last] if last else []
-                        last = now
-                result(f"{placement}: decode step, batch {batch}: {milliseconds(times[10:-3])} ms")
+            speed(talker, placement, BATCHES, 60)
             if talker.model.after is not None:
                 result(f"{placement}: {talker.model.after.stats}")
         finally:

@@ -127,10 +127,14 @@ def part_full() -> None:
         stop(talker)
 
 
-def speed(talker: Talker, name: str, batches: tuple[int, ...] = (1, 16, 64), frames: int = 80) -> None:
+def speed(
+    talker: Talker, name: str, batches: tuple[int, ...] = (1, 16, 64), frames: int = 80, width: int = 2048
+) -> None:
     for batch in batches:
         for index in range(batch):
-            talker.add(str(index), prompt(index, 150), SlotOptions(seed=index, max_frames=frames, min_frames=frames))
+            talker.add(
+                str(index), prompt(index, 150, width), SlotOptions(seed=index, max_frames=frames, min_frames=frames)
+            )
         times, last = [], None
         while talker.busy:
             made = talker.step()
@@ -246,16 +250,7 @@ def part_small() -> None:
     try:
         worst = max(talker.self_check, key=lambda check: check.error)
         result(f"0.6B: start {talker.start_s:.1f} s, worst self-check {worst}")
-        for batch in (1, 16):
-            for index in range(batch):
-                talker.add(str(index), prompt(index, 150, 1024), SlotOptions(seed=index, max_frames=60, min_frames=60))
-            times, last = [], None
-            while talker.busy:
-                if talker.step():
-                    now = time.perf_counter()
-                    times += [now - last] if last else []
-                    last = now
-            result(f"0.6B: decode step batch {batch}: {milliseconds(times[10:-3])} ms")
+        speed(talker, "0.6B", (1, 16), 60, width=1024)
     finally:
         stop(talker)
 

@@ -89,6 +89,7 @@ def test_a_clone_by_keyboard_alone(page):
 
 
 def test_tabs_and_upload_are_reached_by_keyboard(page):
+    page.on("filechooser", lambda _: None)  # now: Playwright does not wait until the browser hands choosers over
     page.evaluate("document.activeElement.blur()")
     for name in ("Voices", "Clone"):
         focus_on(page, f"[role=tab]:nth-child({TABS.index(name) + 1})")

@@ -112,7 +112,7 @@ export class Take {
 
   // What the list of parts shows of part i.
   state(i) {
-    if (this.alone === i) return !this.finished ? "making" : this.failed === null ? "made" : "failed";
+    if (this.alone === i && !this.finished) return "making"; // and if it fails, the take is as it was
     const { done, failed } = this.old ?? this;
     if (i === failed) return "failed";
     if (i < done) return "made";

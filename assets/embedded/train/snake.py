@@ -1,4 +1,4 @@
-"""The snake activation as one kernel each way, for training (Triton; the engine's own is for serving only).
+"""The snake activation as one kernel each way, for training: the engine's forward, and its gradient in Triton.
 
 y = x + sin²(αx) / β by channel, α and β stored as logarithms. Plain torch takes five kernels forward and a dozen
 backward, and the codec's time is mostly in them.
@@ -11,18 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.codec.kernels import snake
+
 BLOCK = 2048
-
-
-@triton.jit
-def _forward(x, alpha, beta, y, channels, length, BLOCK: tl.constexpr):
-    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < length
-    a = tl.exp(tl.load(alpha + row % channels).to(tl.float32))
-    gain = 1.0 / (tl.exp(tl.load(beta + row % channels).to(tl.float32)) + 1e-9)
-    v = tl.load(x + row * length + at, mask=inside, other=0.0).to(tl.float32)
-    s = tl.sin(v * a)
-    tl.store(y + row * length + at, v + gain * s * s, mask=inside)
 
 
 @triton.jit
@@ -48,11 +39,8 @@ class Snake(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
         x = x.contiguous()
-        y = torch.empty_like(x)
-        grid = (x.shape[0] * x.shape[1], triton.cdiv(x.shape[2], BLOCK))
-        _forward[grid](x, alpha, beta, y, x.shape[1], x.shape[2], BLOCK=BLOCK)
         ctx.save_for_backward(x, alpha, beta)
-        return y
+        return snake(x, alpha.exp(), 1.0 / (beta.exp() + 1e-9))[0]
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
