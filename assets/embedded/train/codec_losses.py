@@ -14,6 +14,8 @@ RATE = 24000
 # FFT size, mel bands; hop is a quarter of the size (the scales of DAC, arXiv 2306.06546, without the smallest)
 MEL_SCALES = ((64, 10), (128, 20), (256, 40), (512, 80), (1024, 120), (2048, 160))
 
+CHANNELS_LAST = False
+
 
 @cache
 def mel_matrix(fft: int, bands: int, device: torch.device) -> Tensor:
@@ -141,6 +143,8 @@ class SpectrumDiscriminator(nn.Module):
         with torch.autocast(pcm.device.type, enabled=False):
             z = spectrum(pcm[:, 0].float(), self.fft, self.fft // 4)
             x = torch.view_as_real(z).permute(0, 3, 2, 1)  # [B, 2, T, F]
+            if CHANNELS_LAST:
+                x = x.contiguous(memory_format=torch.channels_last)
         bins, features, ends = x.shape[-1], [], []
         for (low, high), layers in zip(self.BANDS, self.stacks, strict=True):
             h = x[..., int(low * bins) : int(high * bins)]
@@ -171,11 +175,12 @@ def discriminator_loss(real: list[list[Tensor]], fake: list[list[Tensor]]) -> Te
 
 
 def generator_loss(real: list[list[Tensor]], fake: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
-    """(adversarial, feature matching), each averaged over the discriminators."""
+    """(adversarial, feature matching relative to the features' size), each averaged over the discriminators."""
     zero = torch.zeros((), device=real[0][0].device)
     fooled = sum(((1 - f[-1].float()).square().mean() for f in fake), start=zero) / len(fake)
     matched = zero
     for r, f in zip(real, fake, strict=True):
         for a, b in zip(r[:-1], f[:-1], strict=True):
-            matched = matched + (a.detach().float() - b.float()).abs().mean() / len(r[:-1])
+            target = a.detach().float()
+            matched = matched + (target - b.float()).abs().mean() / target.abs().mean() / len(r[:-1])
     return fooled, matched / len(real)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import yaml
+from balance import Balance
 from codec_losses import Discriminators, Listener, discriminator_loss, generator_loss, heard, mel_loss
 from codec_model import Codec, export_state, host_constants, import_state
 from corpus import FRAME, Corpus, roughen
@@ -44,11 +45,12 @@ class Trainer:
         self.first = self.steps
         self.frozen = False
         cuda = self.device.type == "cuda"
-        adam = {"betas": (0.8, 0.95), "weight_decay": 1e-3, "fused": cuda, "capturable": cuda}
+        adam = {"betas": (0.8, 0.99), "weight_decay": 1e-3, "fused": cuda, "capturable": cuda}
         # Rates are tensors on the device: a recorded step reads them where they are.
         self.rate, self.judge_rate = (torch.tensor(1e-3, device=self.device) for _ in range(2))
         self.adam = torch.optim.AdamW([*self.codec.parameters(), *self.listener.parameters()], lr=self.rate, **adam)
         self.judge_adam = torch.optim.AdamW(self.judge.parameters(), lr=self.judge_rate, **adam)
+        self.balance = Balance(self.t["shares"], self.t["weights"]["mel"], self.device)
         self.seen: list[Tensor] = []  # latents of the last step, for `revive`
         self.recorded: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]] = {}
         self.tried: dict[tuple[bool, bool], int] = {}
@@ -57,6 +59,12 @@ class Trainer:
     def _resume(self, path: Path) -> None:
         if path.suffix == ".safetensors":
             import_state(self.codec, load_file(path))
+            beside = path.with_name("judge.safetensors")
+            if beside.exists():
+                state = {k: v.float() for k, v in load_file(beside).items()}
+                for name in ("judge", "listener"):
+                    own = {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")}
+                    getattr(self, name).load_state_dict(own)
             return
         saved = torch.load(path, map_location=self.device, weights_only=True)
         self.codec.load_state_dict(saved["codec"])
@@ -166,49 +174,48 @@ class Trainer:
             self.seen = [x.detach() for x in latents]
             semantic, acoustic, commitment = self.quantize(latents)
         with self.autocast():
-            fake = self.codec.decode_latent(semantic, acoustic)
-        fake = fake.float()
-        at = torch.randint(t["crop_frames"] - t["judged_frames"] + 1, (1,), device=self.device) * FRAME
-        part = at + torch.arange(t["judged_frames"] * FRAME, device=self.device)
-        log: dict[str, Tensor] = {}
-        if judged:
-            with self.autocast():
-                on_real = self.judge(real.index_select(-1, part))
-                on_fake = self.judge(fake.detach().index_select(-1, part))
-            log["judge"] = discriminator_loss(on_real, on_fake)
-            self.judge_adam.zero_grad(set_to_none=True)
-            log["judge"].backward()
-            nn.utils.clip_grad_norm_(self.judge.parameters(), 10.0)
-            self.judge_adam.step()
-        log["mel"] = mel_loss(fake, real)
-        loss = t["weights"]["mel"] * log["mel"] + 0.1 * (fake - real).abs().mean()
+            made = self.codec.decode_latent(semantic, acoustic)
+        fake = made.detach().float().requires_grad_()
+        log: dict[str, Tensor] = {"mel": mel_loss(fake, real)}
         with self.autocast():
             log |= heard(self.listener, real, fake, phones)
-        loss = (
-            loss + log["listen"] + t["weights"]["misheard"] * log["misheard"] + t["weights"]["unlike"] * log["unlike"]
-        )
+        if judged:
+            log |= self._judge(fake, real)
+        self.adam.zero_grad(set_to_none=True)
+        pull = self.balance.gradient({name: log[name] for name in t["shares"] if name in log}, fake)
+        loss = log["listen"]
         if not self.frozen:
             log["commitment"] = commitment
             log["phone"], log["phone_accuracy"] = self.codec.phone_loss(semantic, phones)
             loss = loss + t["weights"]["commitment"] * commitment + t["weights"]["phone"] * log["phone"]
-        if judged:
-            self.judge.requires_grad_(False)
-            with self.autocast():
-                on_fake = self.judge(fake.index_select(-1, part))
-                with torch.no_grad():
-                    on_real = self.judge(real.index_select(-1, part))
-            log["fooled"], log["features"] = generator_loss(on_real, on_fake)
-            self.judge.requires_grad_(True)
-            loss = loss + t["weights"]["adversarial"] * log["fooled"] + t["weights"]["features"] * log["features"]
-        self.adam.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward([made, loss], [pull.to(made.dtype), None])
         log["norm"] = nn.utils.clip_grad_norm_(self.codec.parameters(), 20.0)
         self.adam.step()
+        if judged:
+            nn.utils.clip_grad_norm_(self.judge.parameters(), 10.0)
+            self.judge_adam.step()
         if self.frozen:
             with torch.no_grad():
                 names, values = zip(*self.codec.decoder.named_parameters(), strict=True)
                 torch._foreach_lerp_([self.average[n] for n in names], list(values), 0.002)
         return {k: v.detach() for k, v in log.items()}
+
+    def _judge(self, fake: Tensor, real: Tensor) -> dict[str, Tensor]:
+        """One pass of the discriminators over a part of the crops serves both sides: their own gradients are left in
+        `.grad`, and the losses returned reach the decoder through `fake`."""
+        t = self.t
+        at = torch.randint(t["crop_frames"] - t["judged_frames"] + 1, (1,), device=self.device) * FRAME
+        part = at + torch.arange(t["judged_frames"] * FRAME, device=self.device)
+        with self.autocast():
+            on_real = self.judge(real.index_select(-1, part))
+            on_fake = self.judge(fake.index_select(-1, part))
+        own = discriminator_loss(on_real, on_fake)
+        weights = list(self.judge.parameters())
+        self.judge_adam.zero_grad(set_to_none=True)
+        for weight, gradient in zip(weights, torch.autograd.grad(own, weights, retain_graph=True), strict=True):
+            weight.grad = gradient
+        fooled, features = generator_loss(on_real, on_fake)
+        return {"judge": own, "fooled": fooled, "features": features}
 
     def save(self) -> None:
         out = self.args.out
@@ -223,6 +230,10 @@ class Trainer:
                 weights[f"decoder.{name}"] = value.cpu().contiguous()
         self.args.small.mkdir(parents=True, exist_ok=True)
         save_file({k: v.half() for k, v in weights.items()}, self.args.small / "codec.safetensors")
+        judges = {
+            f"{name}.{k}": v.half() for name in ("judge", "listener") for k, v in parts[name].state_dict().items()
+        }
+        save_file(judges, self.args.small / "judge.safetensors")
         print(f"saved after {self.steps} steps", flush=True)
 
 
@@ -230,8 +241,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", required=True, help="folder of make_speech.py, or several (comma list)")
     parser.add_argument("--out", type=Path, required=True, help="folder of the full checkpoint")
-    parser.add_argument("--small", type=Path, help="folder of codec.safetensors (float16); default: --out")
-    parser.add_argument("--resume", type=Path, help="codec.pt of an earlier stretch, or a codec.safetensors")
+    parser.add_argument("--small", type=Path, help="folder of codec.safetensors, judge.safetensors; default: --out")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        help="codec.pt of an earlier stretch, or its codec.safetensors",
+    )
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--begin", type=float, default=0.0)
