@@ -7,30 +7,34 @@ from torch import Tensor
 
 
 class Balance:
-    """Scales the gradients of several losses at one tensor to given shares (EnCodec's balancer, arXiv 2210.13438).
+    """Weights losses so that their gradients at one tensor stand in given shares (after EnCodec's balancer,
+    arXiv 2210.13438; here the norms are measured now and then, as every measurement is a backward pass of its own).
 
-    shares: name of a loss -> its share of the pull. Of all losses together the pull is `scale` times as strong as the
-    gradient of the loss named `mel` alone, so that it keeps its relation to losses that do not pass this tensor.
-    Without it the mel distance drowned the discriminators: its gradient was some hundred times theirs.
+    shares: name of a loss -> its share of the pull. All together they pull `scale` times as strongly as the loss
+    named `mel` alone, which keeps their relation to losses that do not pass this tensor. With fixed weights the mel
+    distance drowned the discriminators: its gradient was some hundred times theirs.
     """
 
-    def __init__(self, shares: dict[str, float], scale: float, device: torch.device, decay: float = 0.98) -> None:
+    def __init__(self, shares: dict[str, float], scale: float, device: torch.device, decay: float = 0.9) -> None:
         self.shares, self.scale, self.decay = shares, scale, decay
-        # On the device and changed in place: a recorded step goes on averaging.
+        # On the device and changed in place: a recorded step reads and averages them where they are.
         self.norms = {name: torch.zeros((), device=device) for name in shares}
         self.seen = {name: torch.zeros((), device=device) for name in shares}
 
-    def gradient(self, losses: dict[str, Tensor], at: Tensor) -> Tensor:
-        """Gradient at `at` [B, 1, N] of the balanced sum. Frees the graphs between `at` and the losses."""
-        total = sum(self.shares[name] for name in losses)
-        pull, names = torch.zeros_like(at), list(losses)
-        typical: dict[str, Tensor] = {}
-        gradients: dict[str, Tensor] = {}
-        for name in names:
-            (gradients[name],) = torch.autograd.grad(losses[name], at, retain_graph=name != names[-1])
-            self.norms[name].lerp_(gradients[name].flatten(1).norm(dim=1).mean(), 1 - self.decay)
+    def measure(self, losses: dict[str, Tensor], at: Tensor) -> None:
+        """Averages the norm of each loss's gradient at `at` [B, 1, N], mean over the batch."""
+        for name in self._mine(losses):
+            (gradient,) = torch.autograd.grad(losses[name], at, retain_graph=True)
+            self.norms[name].lerp_(gradient.flatten(1).norm(dim=1).mean(), 1 - self.decay)
             self.seen[name].lerp_(torch.ones_like(self.seen[name]), 1 - self.decay)
-            typical[name] = self.norms[name] / self.seen[name]
-        for name in names:
-            pull = pull + gradients[name] * (self.shares[name] / total / typical[name].clamp(min=1e-12))
-        return pull * (self.scale * typical["mel"])
+
+    def total(self, losses: dict[str, Tensor]) -> Tensor:
+        """The weighted sum, after at least one `measure` of the same losses."""
+        names = self._mine(losses)
+        whole = sum(self.shares[name] for name in names)
+        typical = {name: (self.norms[name] / self.seen[name]).clamp(min=1e-12) for name in names}
+        parts = [self.shares[name] / whole / typical[name] * losses[name] for name in names]
+        return self.scale * typical["mel"] * torch.stack(parts).sum()
+
+    def _mine(self, losses: dict[str, Tensor]) -> list[str]:
+        return [name for name in self.shares if name in losses]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class Trainer:
         self.judge = Discriminators().to(self.device)
         self.listener = Listener().to(self.device)
         self.average: dict[str, Tensor] | None = None
+        self.knows_judge = False  # discriminators of an earlier stretch
         self.steps = 0
         if args.resume:
             self._resume(args.resume)
@@ -52,25 +54,26 @@ class Trainer:
         self.judge_adam = torch.optim.AdamW(self.judge.parameters(), lr=self.judge_rate, **adam)
         self.balance = Balance(self.t["shares"], self.t["weights"]["mel"], self.device)
         self.seen: list[Tensor] = []  # latents of the last step, for `revive`
-        self.recorded: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]] = {}
-        self.tried: dict[tuple[bool, bool], int] = {}
+        self.recorded: dict[tuple, tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]] = {}
+        self.taken, self.tried = Counter(), Counter()  # steps of each stage; of them unrecorded
         self.record = cuda and not args.plain
 
     def _resume(self, path: Path) -> None:
         if path.suffix == ".safetensors":
             import_state(self.codec, load_file(path))
             beside = path.with_name("judge.safetensors")
-            if beside.exists():
-                state = {k: v.float() for k, v in load_file(beside).items()}
-                for name in ("judge", "listener"):
-                    own = {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")}
+            state = {k: v.float() for k, v in load_file(beside).items()} if beside.exists() else {}
+            for name in ("judge", "listener"):
+                own = {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")}
+                if own:
                     getattr(self, name).load_state_dict(own)
+            self.knows_judge = any(k.startswith("judge.") for k in state)
             return
         saved = torch.load(path, map_location=self.device, weights_only=True)
         self.codec.load_state_dict(saved["codec"])
         self.judge.load_state_dict(saved["judge"])
         self.listener.load_state_dict(saved["listener"])
-        self.average, self.steps = saved["average"], saved["steps"]
+        self.average, self.steps, self.knows_judge = saved["average"], saved["steps"], True
 
     def freeze(self) -> None:
         """From here on the codes are what is shipped: encoder and codebooks rounded as they are stored."""
@@ -86,20 +89,27 @@ class Trainer:
         if self.average is None:
             self.average = {k: v.detach().clone() for k, v in self.codec.decoder.named_parameters()}
 
+    def learning(self) -> list[nn.Parameter]:
+        return [p for p in [*self.codec.parameters(), *self.listener.parameters()] if p.requires_grad]
+
     def autocast(self):
         return torch.autocast("cuda", dtype=torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
-    def set_rates(self, progress: float) -> None:
+    def set_rates(self, progress: float, stage: tuple[bool, bool]) -> None:
         t = self.t
         warm = min(1.0, (self.steps - self.first + 1) / t["warmup_steps"])
+        # New discriminators first learn alone: what they want at the start would only spoil the decoder.
+        late = warm
+        if stage[1] and not self.knows_judge:
+            late = min(1.0, max(0.0, self.taken[stage] / t["head_start_steps"] - 1))
         cut = t["freeze_from"]  # each of the two stages comes to rest by itself
-        stage = (progress - cut) / (1 - cut) if self.frozen else min(1.0, progress / cut)
-        curve = 0.5 * (1 + math.cos(math.pi * stage))
-        for rate, peak in (
-            (self.rate, t["decoder_learning_rate"] if self.frozen else t["learning_rate"]),
-            (self.judge_rate, t["discriminator_learning_rate"]),
+        share = (progress - cut) / (1 - cut) if self.frozen else min(1.0, progress / cut)
+        curve = 0.5 * (1 + math.cos(math.pi * share))
+        for rate, part, peak in (
+            (self.rate, late, t["decoder_learning_rate"] if self.frozen else t["learning_rate"]),
+            (self.judge_rate, warm, t["discriminator_learning_rate"]),
         ):
-            rate.fill_(warm * (t["final_learning_rate"] + (peak - t["final_learning_rate"]) * curve))
+            rate.fill_(part * (t["final_learning_rate"] + (peak - t["final_learning_rate"]) * curve))
 
     def quantize(self, latents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """-> quantized semantic and acoustic vectors, commitment loss."""
@@ -120,34 +130,38 @@ class Trainer:
             self.freeze()
         if not self.frozen:
             self._care_for_books()
-        self.set_rates(progress)
-        kind = (self.frozen, progress >= self.t["discriminate_from"])
+        stage = (self.frozen, progress >= self.t["discriminate_from"])
+        self.set_rates(progress, stage)
+        measured = self.taken[stage] % self.t["measure_every"] == 0
+        self.taken[stage] += 1
         self.steps += 1
+        kind = (stage, measured)
         if kind in self.recorded:
             graph, log = self.recorded[kind]
             graph.replay()
             return log
-        self.tried[kind] = self.tried.get(kind, 0) + 1
-        if not self.record or self.tried[kind] < 5:  # the first steps choose kernels and compile
-            return self.once(kind[1])
+        self.tried[kind] += 1
+        if not self.record or self.tried[kind] < 4:  # the first steps choose kernels and compile
+            return self.once(stage[1], measured)
         try:
             return self._record(kind)
         except Exception as error:
             raise SystemExit(f"the step cannot be recorded ({error}); go on with --plain") from error
 
-    def _record(self, kind: tuple[bool, bool]) -> dict[str, Tensor]:
+    def _record(self, kind: tuple[tuple[bool, bool], bool]) -> dict[str, Tensor]:
+        (_, judged), measured = kind
         torch.cuda.synchronize()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(2):
-                self.once(kind[1])
+                self.once(judged, measured)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         self.adam.zero_grad(set_to_none=True)
         self.judge_adam.zero_grad(set_to_none=True)
         with torch.cuda.graph(graph):
-            log = self.once(kind[1])
+            log = self.once(judged, measured)
         self.recorded[kind] = graph, log
         graph.replay()
         return log
@@ -164,7 +178,7 @@ class Trainer:
             for book, x in zip(books, self.seen, strict=True):
                 book.revive(x.flatten(0, 1), 0.05)
 
-    def once(self, judged: bool) -> dict[str, Tensor]:
+    def once(self, judged: bool, measured: bool) -> dict[str, Tensor]:
         t = self.t
         clean, phones = self.corpus.crops(t["batch"], t["crop_frames"], t["bent"])
         real = roughen(clean, t["roughen"])
@@ -175,20 +189,21 @@ class Trainer:
             semantic, acoustic, commitment = self.quantize(latents)
         with self.autocast():
             made = self.codec.decode_latent(semantic, acoustic)
-        fake = made.detach().float().requires_grad_()
+        fake = made.float()
         log: dict[str, Tensor] = {"mel": mel_loss(fake, real)}
         with self.autocast():
             log |= heard(self.listener, real, fake, phones)
         if judged:
             log |= self._judge(fake, real)
-        self.adam.zero_grad(set_to_none=True)
-        pull = self.balance.gradient({name: log[name] for name in t["shares"] if name in log}, fake)
-        loss = log["listen"]
+        if measured:
+            self.balance.measure(log, fake)
+        loss = self.balance.total(log) + log["listen"]
         if not self.frozen:
             log["commitment"] = commitment
             log["phone"], log["phone_accuracy"] = self.codec.phone_loss(semantic, phones)
             loss = loss + t["weights"]["commitment"] * commitment + t["weights"]["phone"] * log["phone"]
-        torch.autograd.backward([made, loss], [pull.to(made.dtype), None])
+        self.adam.zero_grad(set_to_none=True)
+        loss.backward(inputs=self.learning())  # not the discriminators: they have their gradients already
         log["norm"] = nn.utils.clip_grad_norm_(self.codec.parameters(), 20.0)
         self.adam.step()
         if judged:
@@ -207,15 +222,15 @@ class Trainer:
         at = torch.randint(t["crop_frames"] - t["judged_frames"] + 1, (1,), device=self.device) * FRAME
         part = at + torch.arange(t["judged_frames"] * FRAME, device=self.device)
         with self.autocast():
-            on_real = self.judge(real.index_select(-1, part))
-            on_fake = self.judge(fake.index_select(-1, part))
+            both = self.judge(torch.cat([real, fake]).index_select(-1, part))
+        on_real, on_fake = ([[x.chunk(2)[side] for x in features] for features in both] for side in (0, 1))
         own = discriminator_loss(on_real, on_fake)
         weights = list(self.judge.parameters())
         self.judge_adam.zero_grad(set_to_none=True)
         for weight, gradient in zip(weights, torch.autograd.grad(own, weights, retain_graph=True), strict=True):
             weight.grad = gradient
         fooled, features = generator_loss(on_real, on_fake)
-        return {"judge": own, "fooled": fooled, "features": features}
+        return {"judge": own.detach(), "fooled": fooled, "features": features}
 
     def save(self) -> None:
         out = self.args.out
