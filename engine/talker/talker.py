@@ -169,7 +169,7 @@ class Talker:
             InvalidRequest: the prompt or an option does not fit this engine.
         """
         self.model.slots.check(prompt, options)
-        length = prompt.prefill.shape[0]
+        length = prompt.length
         if length + options.max_frames > self.settings.max_model_len:
             raise InvalidRequest(
                 f"{length} prompt rows and {options.max_frames} frames exceed talker.max_model_len = "
@@ -190,7 +190,7 @@ class Talker:
             raise InvalidRequest(f"a request {id!r} is already running", field="id")
         if not checked:
             self.check(prompt, options)
-        length = prompt.prefill.shape[0]
+        length = prompt.length
         slot = self._pool.take()
         self._ticket += 1
         entry = _Running(id, slot, self._ticket, length)
