@@ -89,7 +89,8 @@ class CodecStage:
 
     def _launch(self, jobs: list[Job], frames: int) -> None:
         for job in jobs:
-            self._prime(job)
+            if job.reference_codes is not None:
+                self._prime(job)
         codes = np.stack([job.take(frames) for job in jobs])  # [n, T, G]
         slots = [job.codec_slot for job in jobs if job.codec_slot is not None]
         decoded = self._runner.launch(slots, torch.from_numpy(codes).transpose(1, 2))

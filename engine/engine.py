@@ -15,6 +15,7 @@ import gc
 import json
 import logging
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,11 @@ class Engine:
         if config.threads:
             torch.set_num_threads(config.threads)
         self._trace = Trace(config.trace, config=config.hash, settings=settings, model=self.checkpoint.name)
-        self.prompts = PromptBuilder(self.checkpoint)
+        cuda = self.device.type == "cuda"
+        self.prompts = PromptBuilder(self.checkpoint, wiring.dtype(config, self.device), pinned=cuda)
+        # One caller prepares at a time: dozens at once would share the interpreter with the engine's thread.
+        self._preparing = threading.Lock()
+        self._config_hash = config.hash
         if self.device.type == "cuda":
             self.prompts.text_rows.fill(self.device)
         talker_settings = wiring.talker_settings(config, self.device)
@@ -146,7 +151,8 @@ class Engine:
             EngineClosed: closed or failed.
         """
         submitted_at = time.monotonic()
-        cleaned = self.prepare_text(request.text, request.language)
+        with self._preparing:
+            cleaned = self.prepare_text(request.text, request.language)
         seed = sampling.resolve_seed(request.seed)
         sampled = sampling.resolve(request.sampling, self.checkpoint.generation)
         options = SlotOptions(seed=seed, max_frames=self.config.stream.max_frames, **sampled)
@@ -155,22 +161,24 @@ class Engine:
         if request.deadline_s is not None and not request.deadline_s > 0:
             raise InvalidRequest("deadline_s must be more than 0 seconds", field="deadline_s")
         voice = self._resolve_voice(request.voice)
-        parts = tuple(
-            self._part(request, part, voice, replace(options, seed=seed + i)) for i, part in enumerate(cleaned.parts)
-        )
+        parts = []
+        for i, part in enumerate(cleaned.parts):
+            with self._preparing:
+                parts.append(self._part(request, part, voice, options, seed + i))
         in_context = voice is not None and self._in_context(request, voice)
-        tokens = self.prompts.count_tokens(cleaned.text, request.instruct)
+        with self._preparing:
+            tokens = self.prompts.count_tokens(cleaned.text, request.instruct)
         stream = SpeechStream(request, cleaned.text, seed, self.cancel, cleaned.parts, tokens)
         deadline = request.deadline_s or self.config.stream.deadline_s
         self._loop.submit(
             Job(
                 stream=stream,
-                parts=parts,
+                parts=tuple(parts),
                 task=self.checkpoint.config["tts_model_type"],
                 watchdog=Watchdog(self.config.watchdog, self._watch),
                 model=self.checkpoint.name,
                 weights=self.checkpoint.weights,
-                config_hash=self.config.hash,
+                config_hash=self._config_hash,
                 chunk_schedule=request.chunk_schedule,
                 deadline=submitted_at + deadline if deadline else None,
                 reference_codes=voice.codes if voice is not None and in_context else None,
@@ -199,7 +207,9 @@ class Engine:
         """In-context cloning needs the codes and the transcript; without one the x-vector alone is used."""
         return not request.x_vector_only and voice.codes is not None and bool(voice.transcript)
 
-    def _part(self, request: SpeechRequest, part: str, voice: VoicePrompt | None, options: SlotOptions) -> Part:
+    def _part(
+        self, request: SpeechRequest, part: str, voice: VoicePrompt | None, options: SlotOptions, seed: int
+    ) -> Part:
         in_context = voice is not None and self._in_context(request, voice)
         rows = self.prompts.build(
             part,
@@ -211,8 +221,8 @@ class Engine:
             reference_text=voice.transcript if voice is not None and in_context else None,
             non_streaming_text=request.non_streaming_text,
         )
-        least, most = self._length(request, part, len(rows.prefill))
-        options = replace(options, min_frames=least, max_frames=most)
+        least, most = self._length(request, part, rows.length)
+        options = replace(options, seed=seed, min_frames=least, max_frames=most)
         self._talker.check(rows, options)
         return Part(part, rows, options)
 

@@ -168,7 +168,7 @@ class EngineLoop:
         self._by_talker[job.talker_id] = job
         self._talker.add(job.talker_id, part.prompt, part.options, checked=True)  # when it was submitted
         self._prefills += 1
-        self._trace.event("prefill", job.id, part=job.part, rows=len(part.prompt.prefill))
+        self._trace.event("prefill", job.id, part=job.part, rows=part.prompt.length)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()

@@ -93,6 +93,7 @@ class CodecRunner:
         # Its own stream: the codec's work overlaps the talker's instead of queueing behind the next step.
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._state = decoder.init_state(slots + 1, self.device, dtype)
+        self._views: dict[int, list[list[Tensor]]] = {}
         self._free = list(range(slots - 1, -1, -1))
         self._graphs: dict[int, list[_Graph]] = {}  # frames → graphs by batch, ascending
         self.stats: dict[str, int] = {"graph_hits": 0, "eager": 0, "padded_rows": 0}
@@ -121,7 +122,8 @@ class CodecRunner:
             raise EngineBusy(f"all {self.total_slots} codec slots are taken")
         slot = self._free.pop()
         with torch.inference_mode(), self._on_stream():
-            self._state.reset(self._index([slot]))
+            for views in self._rows_of(slot):
+                torch._foreach_zero_(views)
         return slot
 
     def close(self, slot: int) -> None:
@@ -135,7 +137,14 @@ class CodecRunner:
     def restore(self, slot: int, state: SlotState) -> None:
         """Continue `slot` from a saved state."""
         with torch.inference_mode(), self._on_stream():
-            self._state.write(self._index([slot]), state)
+            for mine, theirs in zip(self._rows_of(slot), _by_dtype(state.tensors()), strict=True):
+                torch._foreach_copy_(mine, theirs)
+
+    def _rows_of(self, slot: int) -> list[list[Tensor]]:
+        """The slot's row of every state tensor: one launch serves them all, where each by itself is dozens."""
+        if slot not in self._views:
+            self._views[slot] = _by_dtype([tensor[slot : slot + 1] for tensor in self._state.tensors()])
+        return self._views[slot]
 
     # ---- decoding ----------------------------------------------------------------------------------------------
 
@@ -237,3 +246,11 @@ class CodecRunner:
 
     def _pinned(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Grouped, as an operation on many tensors is one launch only where they agree."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return list(groups.values())

@@ -67,7 +67,7 @@ class PinnedReports:
         while self._pending and self._pending[0][1].query():
             buffer, event = self._pending.popleft()
             rows = buffer.numpy()
-            ready.append(rows[rows[:, 0] > 0].copy())
+            ready.append(rows[rows[:, 0] > 0])  # a copy: the buffer is used again
             self._free.append((buffer, event))
         return ready
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,19 +33,47 @@ class SlotsFull(EngineBusy):
     code = "slots_full"
 
 
-@dataclass(frozen=True)
 class PromptRows:
     """A request as the talker reads it, in the talker's width H, any float dtype.
 
+    Made of tensors that are copied into a slot one after the other: rows that requests share (a voice, a layout) are
+    kept once and never put together on the host.
+
     Attributes:
-        prefill: [T, H] rows of the prompt.
-        trailing: [L, H] text rows, one added to the input of each decode step; L may be 0.
+        parts: tensors [n, H] that joined are the prefill, the trailing rows and, with `ends_in_pad`, the pad row.
+        length: T, rows of the prompt.
+        trailing_count: L, text rows, one added to the input of each decode step; may be 0.
         pad: [H] the row added once the trailing rows are used up.
+        finite: whether all values are; None: not known, `SlotBuffers.check` looks.
     """
 
-    prefill: torch.Tensor
-    trailing: torch.Tensor
-    pad: torch.Tensor
+    __slots__ = ("ends_in_pad", "finite", "length", "pad", "parts", "trailing_count")
+
+    def __init__(self, prefill: torch.Tensor, trailing: torch.Tensor, pad: torch.Tensor) -> None:
+        """prefill [T, H], trailing [L, H], pad [H]."""
+        self.parts: tuple[torch.Tensor, ...] = (prefill, trailing)
+        self.length, self.trailing_count, self.pad = prefill.shape[0], trailing.shape[0], pad
+        self.ends_in_pad = False
+        self.finite: bool | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[torch.Tensor], length: int, pad: torch.Tensor, *, finite: bool) -> PromptRows:
+        """Of parts [n, H] of one dtype whose last row is the pad row; the first `length` rows are the prompt."""
+        rows = cls.__new__(cls)
+        rows.parts, rows.length, rows.pad, rows.finite = tuple(parts), length, pad, finite
+        rows.trailing_count = sum(part.shape[0] for part in parts) - 1 - length
+        rows.ends_in_pad = True
+        return rows
+
+    @property
+    def prefill(self) -> torch.Tensor:
+        """[T, H] a copy of the rows of the prompt."""
+        return torch.cat(self.parts)[: self.length]
+
+    @property
+    def trailing(self) -> torch.Tensor:
+        """[L, H] a copy of the text rows after it."""
+        return torch.cat(self.parts)[self.length : self.length + self.trailing_count]
 
 
 @dataclass(frozen=True)
@@ -149,26 +178,23 @@ class SlotBuffers:
             InvalidRequest: wrong shape, too long, or a value that is not finite; `field` names the culprit.
         """
         width = self.rows.shape[-1]
-        for name, tensor, dims in (
-            ("prefill", prompt.prefill, 2),
-            ("trailing", prompt.trailing, 2),
-            ("pad", prompt.pad, 1),
-        ):
+        names = ("prefill",) * len(prompt.parts) if prompt.ends_in_pad else ("prefill", "trailing")
+        for name, tensor, dims in (*zip(names, prompt.parts, (2,) * len(names), strict=True), ("pad", prompt.pad, 1)):
             if tensor.dim() != dims or tensor.shape[-1] != width or not tensor.is_floating_point():
                 raise InvalidRequest(
                     f"prompt.{name} must be a float tensor of width {width}, not {tensor.dtype} {list(tensor.shape)}",
                     field=name,
                 )
-            if not bool(torch.isfinite(tensor).all()):
+            if prompt.finite is False or (prompt.finite is None and not bool(torch.isfinite(tensor).all())):
                 raise InvalidRequest(f"prompt.{name} holds values that are not finite", field=name)
         if options.max_frames > self.max_frames:
             raise InvalidRequest(
                 f"max_frames {options.max_frames} is above this engine's limit of {self.max_frames}", field="max_frames"
             )
-        if prompt.prefill.shape[0] == 0:
+        if prompt.length == 0:
             raise InvalidRequest("prompt.prefill has no rows", field="prefill")
         # text rows past the last frame are never read: only those that can be must fit
-        rows = prompt.prefill.shape[0] + min(prompt.trailing.shape[0], options.max_frames)
+        rows = prompt.length + min(prompt.trailing_count, options.max_frames)
         if rows > self.max_prompt:
             raise InvalidRequest(
                 f"the prompt has {rows} rows, this engine takes {self.max_prompt}; shorten the text, the instruction "
@@ -182,9 +208,16 @@ class SlotBuffers:
         Args:
             ticket: a positive number of this admission, carried by every frame report (slots are reused).
         """
-        trailing = prompt.trailing[: options.max_frames]
-        length, last = prompt.prefill.shape[0], prompt.prefill.shape[0] + trailing.shape[0]
-        rows = torch.cat([prompt.prefill, trailing, prompt.pad[None]]).to(self.rows.dtype)
+        length, last = prompt.length, prompt.length + min(prompt.trailing_count, options.max_frames)
+        whole = prompt.ends_in_pad and prompt.trailing_count <= options.max_frames  # then the last part brings the pad
+        stop, at, mine = last + whole, 0, self.rows[slot]
+        for part in prompt.parts:
+            count = min(part.shape[0], stop - at)
+            if count:
+                self._copy(mine[at : at + count], part[:count])
+                at += count
+        if not whole:
+            self._copy(mine[last], prompt.pad)
         top_k, sub_top_k = int(options.top_k) or self.vocab, int(options.subtalker_top_k) or self.vocab
         seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)  # any integer, wrapped to int64
         integers = torch.tensor([length, last, seed, options.min_frames, ticket, top_k, sub_top_k])
@@ -197,7 +230,6 @@ class SlotBuffers:
                 options.subtalker_top_p,
             ]
         )
-        self._copy(self.rows[slot, : last + 1], rows)
         self._copy(self.integers[slot], integers)
         self._copy(self.reals[slot], reals)
         self.codes[slot].fill_(-1)
@@ -205,8 +237,9 @@ class SlotBuffers:
 
     @staticmethod
     def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-        if target.is_cuda and not source.is_cuda:
-            source = source.pin_memory()  # from pageable memory the copy would wait for the step in flight
+        if target.is_cuda and not source.is_cuda and not source.is_pinned():
+            # from pageable memory the copy would wait for the step in flight
+            source = source.to(target.dtype).pin_memory()
         target.copy_(source, non_blocking=True)
 
     def nbytes(self) -> int:

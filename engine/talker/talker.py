@@ -76,6 +76,7 @@ class Talker:
         self._running: dict[str, _Running] = {}
         self._by_ticket: dict[int, _Running] = {}
         self._ticket = 0
+        self._no_frames = np.empty((0, self.geometry.groups), np.int64)
         self.self_check: list[Any] = []  # selfcheck.Comparison of every graph, where there are graphs
         compat.kv_cache_bytes(self.geometry, settings)  # refuses before anything is imported or made
         compat.prepare_environment(settings)
@@ -169,7 +170,7 @@ class Talker:
             InvalidRequest: the prompt or an option does not fit this engine.
         """
         self.model.slots.check(prompt, options)
-        length = prompt.prefill.shape[0]
+        length = prompt.length
         if length + options.max_frames > self.settings.max_model_len:
             raise InvalidRequest(
                 f"{length} prompt rows and {options.max_frames} frames exceed talker.max_model_len = "
@@ -190,7 +191,7 @@ class Talker:
             raise InvalidRequest(f"a request {id!r} is already running", field="id")
         if not checked:
             self.check(prompt, options)
-        length = prompt.prefill.shape[0]
+        length = prompt.length
         slot = self._pool.take()
         self._ticket += 1
         entry = _Running(id, slot, self._ticket, length)
@@ -264,30 +265,34 @@ class Talker:
             torch.set_num_threads(threads)
 
     def _hand_out(self) -> list[TalkerFrames]:
-        codes: dict[int, list[np.ndarray]] = {}
+        codes: dict[int, list[np.ndarray]] = {}  # by ticket, [1, G] each
+        ended = [entry for entry in self._running.values() if entry.finish]
 
         def take(reports: list[np.ndarray]) -> None:
-            for row in (row for rows in reports for row in rows):
-                entry = self._by_ticket.get(int(row[0]))
-                # a repeated step reports a frame again
-                if entry is not None and row[1] == entry.frames + len(codes.get(entry.ticket, ())):
-                    codes.setdefault(entry.ticket, []).append(row[2:])
+            for rows in reports:
+                spoken = rows[:, None, 2:]
+                for index, (ticket, frame) in enumerate(rows[:, :2].tolist()):
+                    entry = self._by_ticket.get(ticket)
+                    if entry is None:
+                        continue
+                    new = codes.setdefault(ticket, [])
+                    if frame == entry.frames + len(new):  # a repeated step reports a frame again
+                        new.append(spoken[index])
 
         def missing() -> bool:
             """Whether a request that has ended lacks frames: then they are waited for, else never."""
-            entries = self._running.values()
-            return any(e.finish and e.frames + len(codes.get(e.ticket, ())) < e.told for e in entries)
+            return any(e.frames + len(codes.get(e.ticket, ())) < e.told for e in ended)
 
         take(self.model.reports.collect())
         while missing() and (waited := self.model.reports.wait()):
             take(waited)
         frames = []
-        for entry in list(self._running.values()):
-            new = codes.get(entry.ticket, [])
+        for ticket in sorted({*codes, *(entry.ticket for entry in ended)}):
+            entry, new = self._by_ticket[ticket], codes.get(ticket, [])
             if not new and entry.finish is None:
                 continue
-            stacked = np.stack(new) if new else np.empty((0, self.geometry.groups), np.int64)
-            frames.append(TalkerFrames(entry.id, entry.frames, stacked, entry.finish))
+            joined = new[0] if len(new) == 1 else np.concatenate([self._no_frames, *new])
+            frames.append(TalkerFrames(entry.id, entry.frames, joined, entry.finish))
             entry.frames += len(new)
             if entry.finish is not None:
                 if entry.frames != entry.told:
