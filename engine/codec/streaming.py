@@ -55,7 +55,8 @@ class DecoderState(SlotState):
 
     Attributes:
         position: int64 [B], frames decoded so far.
-        histories: per convolution, its last inputs [B, channels, n].
+        histories: per convolution, its last inputs [B, channels, n]; [B, n, channels] where the decoder is frozen
+            with `channels_last`.
         keys, values: per attention layer [B, kv_heads, sliding_window - 1, head_dim], newest last; keys are rotated.
     """
 
@@ -101,6 +102,10 @@ class StateWalk:
     def remember(self, joined: Tensor, count: int) -> None:
         """Keep the last `count` inputs of a convolution's history and new input, joined."""
         self._new_histories.append(joined[..., joined.shape[-1] - count :])
+
+    def keep(self, history: Tensor) -> None:
+        """The last inputs of a convolution themselves, in the layout of the state."""
+        self._new_histories.append(history)
 
     def extend_cache(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The same for new keys and values [B, kv_heads, T, head_dim] of an attention layer."""

@@ -50,14 +50,15 @@ def test_snake(dtype, steps):
     torch.testing.assert_close(snake(x, *constants)[0], module(x.float()).to(dtype), **tolerance)
 
 
-def test_the_fused_decoder_gives_the_same_sound_whole_in_chunks_and_in_windows():
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_fused_decoder_gives_the_same_sound_whole_in_chunks_and_in_windows(channels_last):
     model = small_decoder().to(DEVICE).freeze(fused=False)
     codes = torch.randint(0, 16, (2, 3, 4), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     windowed = WindowedDecoder(model, 3)
     with torch.inference_mode():
         want = model(codes)
         window_want = windowed.step(codes, windowed.init_state(2))[0]
-        model.freeze(fused=True, matrix_upsampling=False)
+        model.freeze(fused=True, matrix_upsampling=False, channels_last=channels_last)
         torch.testing.assert_close(model(codes), want, rtol=1e-4, atol=1e-4)
         state, pieces = model.init_state(2), []
         for piece in codes.split((1, 3), dim=-1):
