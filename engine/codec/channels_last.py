@@ -21,7 +21,7 @@ from engine.codec.streaming import StateWalk
 
 
 class ChannelsLastTail:
-    """Stands for `CodecDecoder.upsample` and `.decoder`, frozen: [B, T, latent] -> float32 samples [B, 1, T * rates]."""
+    """`CodecDecoder.upsample` and `.decoder`, frozen: [B, T, latent] -> float32 samples [B, 1, T * rates]."""
 
     def __init__(self, stages: Iterable[Any], layers: Iterable[nn.Module]) -> None:
         first, *blocks, self._act, last = layers

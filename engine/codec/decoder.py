@@ -69,9 +69,10 @@ class CodecDecoder(nn.Module):
         self.groups: int = c["num_quantizers"]
         self.codebook_size: int = c["codebook_size"]
         self.samples_per_frame: int = math.prod((*c["upsample_rates"], *c["upsampling_ratios"]))
-        # see `freeze`; the second takes [B, T, latent] and keeps histories as [B, n, channels]
+        # See `freeze`. The second takes [B, T, latent] and keeps histories as [B, n, channels].
         self._fused_tail: Callable[[Tensor, StateWalk | None], Tensor] | None = None
         self._channels_last_tail: Callable[[Tensor, StateWalk | None], Tensor] | None = None
+        self._compact_transformer: Callable[[Tensor, StateWalk | None], Tensor] | None = None
         latent, width = c["latent_dim"], c["decoder_dim"]
 
         # Registered in the order in which they run: the state's tensors are kept in that order.
@@ -146,7 +147,11 @@ class CodecDecoder(nn.Module):
         return [m for m in self.modules() if isinstance(m, (CausalConv, CausalUpsample)) and m.history]
 
     def freeze(
-        self, matrix_upsampling: bool | None = None, fused: bool | None = None, channels_last: bool | None = None
+        self,
+        matrix_upsampling: bool | None = None,
+        fused: bool | None = None,
+        channels_last: bool | None = None,
+        compact: bool | None = None,
     ) -> CodecDecoder:
         """For serving: no gradients, and what depends on weights alone computed once. Call again after a change.
 
@@ -157,6 +162,7 @@ class CodecDecoder(nn.Module):
             fused: what lies between the convolutions as Triton kernels; None: on CUDA.
             channels_last: everything behind the transformer with channels next to each other, which needs `fused`;
                 None: where `fused` is on.
+            compact: codebooks projected beforehand, the transformer in fewer kernels; needs Triton. None: on CUDA.
         """
         self.eval().requires_grad_(False)
         device = self.pre_conv.conv.weight.device.type
@@ -164,13 +170,20 @@ class CodecDecoder(nn.Module):
             matrix_upsampling = device == "cpu"
         fused = device == "cuda" if fused is None else fused
         channels_last = fused if channels_last is None else channels_last and fused
-        self._fused_tail = self._channels_last_tail = None
+        compact = device == "cuda" if compact is None else compact
+        self._fused_tail = self._channels_last_tail = self._compact_transformer = None
         for module in self.modules():
-            if isinstance(module, (ResidualQuantizer, SnakeBeta)):
+            if isinstance(module, SnakeBeta):
                 module.fold()
+            elif isinstance(module, ResidualQuantizer):
+                module.fold(project=compact)
             elif isinstance(module, CausalUpsample) and matrix_upsampling:
                 module.fold()
         # These need Triton, which machines without CUDA need not have.
+        if compact:
+            from engine.codec.compact_transformer import CompactTransformer
+
+            self._compact_transformer = CompactTransformer(self.pre_transformer)
         if channels_last:
             from engine.codec.channels_last import ChannelsLastTail
 
@@ -199,7 +212,7 @@ class CodecDecoder(nn.Module):
     def decode_with(self, codes: Tensor, walk: StateWalk | None) -> Tensor:
         """The layers in order; `walk` tells each of them what came before (None: nothing)."""
         x = self.pre_conv(self.quantizer(codes), walk)  # [B, latent, T]
-        x = self.pre_transformer(x.transpose(1, 2), walk)
+        x = (self._compact_transformer or self.pre_transformer)(x.transpose(1, 2), walk)
         if self._channels_last_tail is not None:
             return self._channels_last_tail(x, walk)
         x = x.transpose(1, 2)

@@ -36,20 +36,23 @@ SMALL = {
 }
 
 # name → dtype, TF32 in convolutions and matrix products, arguments of freeze(), cuDNN measures its algorithms
-PLAIN = {"fused": False, "matrix_upsampling": False}
-FUSED = {"fused": True, "matrix_upsampling": False, "channels_last": False}
+PLAIN = {"fused": False, "matrix_upsampling": False, "compact": False}
+FUSED = {"fused": True, "matrix_upsampling": False, "channels_last": False, "compact": False}
 LAST = {**FUSED, "channels_last": True}
+COMPACT = {**LAST, "compact": True}
 VARIANTS: dict[str, tuple[torch.dtype, bool, dict[str, bool], bool]] = {
     "float32": (torch.float32, False, PLAIN, False),
     "tf32": (torch.float32, True, PLAIN, False),
     "tf32-fused": (torch.float32, True, FUSED, False),
     "tf32-last": (torch.float32, True, LAST, False),
-    "tf32-last-search": (torch.float32, True, LAST, True),
+    "tf32-compact": (torch.float32, True, COMPACT, False),
+    "tf32-compact-search": (torch.float32, True, COMPACT, True),
     "bf16": (torch.bfloat16, True, PLAIN, False),
     "bf16-fused": (torch.bfloat16, True, FUSED, False),
     "fp16-fused": (torch.float16, True, FUSED, False),
     "fp16-last": (torch.float16, True, LAST, False),
-    "fp16-last-search": (torch.float16, True, LAST, True),
+    "fp16-compact": (torch.float16, True, COMPACT, False),
+    "fp16-compact-search": (torch.float16, True, COMPACT, True),
 }
 
 
