@@ -69,7 +69,10 @@ class CodecDecoder(nn.Module):
         self.groups: int = c["num_quantizers"]
         self.codebook_size: int = c["codebook_size"]
         self.samples_per_frame: int = math.prod((*c["upsample_rates"], *c["upsampling_ratios"]))
-        self._fused_tail: Callable[[Tensor, StateWalk | None], Tensor] | None = None  # see `freeze`
+        # See `freeze`. The second takes [B, T, latent] and keeps histories as [B, n, channels].
+        self._fused_tail: Callable[[Tensor, StateWalk | None], Tensor] | None = None
+        self._channels_last_tail: Callable[[Tensor, StateWalk | None], Tensor] | None = None
+        self._compact_transformer: Callable[[Tensor, StateWalk | None], Tensor] | None = None
         latent, width = c["latent_dim"], c["decoder_dim"]
 
         # Registered in the order in which they run: the state's tensors are kept in that order.
@@ -119,8 +122,10 @@ class CodecDecoder(nn.Module):
         """State of `batch` streams that have not begun; device and dtype default to the weights'."""
         weight = self.pre_conv.conv.weight
         device, dtype = device or weight.device, dtype or weight.dtype
+        last = self._channels_last_tail is not None
         histories = tuple(
-            torch.zeros(batch, m.history_channels, m.history, device=device, dtype=dtype) for m in self._remembering()
+            torch.zeros(batch, *self._history_shape(m, last and m is not self.pre_conv), device=device, dtype=dtype)
+            for m in self._remembering()
         )
         c = self.config
         shape = (batch, c["num_key_value_heads"], c["sliding_window"] - 1, self.pre_transformer.head_dim)
@@ -133,28 +138,58 @@ class CodecDecoder(nn.Module):
         """Inputs that each convolution remembers, in the order in which they run."""
         return [m.history for m in self._remembering()]
 
+    @staticmethod
+    def _history_shape(layer: CausalConv | CausalUpsample, channels_last: bool) -> tuple[int, int]:
+        shape = layer.history_channels, layer.history
+        return shape[::-1] if channels_last else shape
+
     def _remembering(self) -> list[CausalConv | CausalUpsample]:
         return [m for m in self.modules() if isinstance(m, (CausalConv, CausalUpsample)) and m.history]
 
-    def freeze(self, matrix_upsampling: bool | None = None, fused: bool | None = None) -> CodecDecoder:
+    def freeze(
+        self,
+        matrix_upsampling: bool | None = None,
+        fused: bool | None = None,
+        channels_last: bool | None = None,
+        compact: bool | None = None,
+    ) -> CodecDecoder:
         """For serving: no gradients, and what depends on weights alone computed once. Call again after a change.
+
+        States come from `init_state` after this call: `channels_last` changes their shapes.
 
         Args:
             matrix_upsampling: transposed convolutions as matrix products; None: on the CPU, where it pays.
             fused: what lies between the convolutions as Triton kernels; None: on CUDA.
+            channels_last: everything behind the transformer with channels next to each other, which needs `fused`;
+                None: where `fused` is on.
+            compact: codebooks projected beforehand, the transformer in fewer kernels; needs Triton. None: on CUDA.
         """
         self.eval().requires_grad_(False)
         device = self.pre_conv.conv.weight.device.type
         if matrix_upsampling is None:
             matrix_upsampling = device == "cpu"
-        self._fused_tail = None
+        fused = device == "cuda" if fused is None else fused
+        channels_last = fused if channels_last is None else channels_last and fused
+        compact = device == "cuda" if compact is None else compact
+        self._fused_tail = self._channels_last_tail = self._compact_transformer = None
         for module in self.modules():
-            if isinstance(module, (ResidualQuantizer, SnakeBeta)):
+            if isinstance(module, SnakeBeta):
                 module.fold()
+            elif isinstance(module, ResidualQuantizer):
+                module.fold(project=compact)
             elif isinstance(module, CausalUpsample) and matrix_upsampling:
                 module.fold()
-        if fused or (fused is None and device == "cuda"):
-            from engine.codec.fused import FusedTail  # needs Triton, which machines without CUDA need not have
+        # These need Triton, which machines without CUDA need not have.
+        if compact:
+            from engine.codec.compact_transformer import CompactTransformer
+
+            self._compact_transformer = CompactTransformer(self.pre_transformer)
+        if channels_last:
+            from engine.codec.channels_last import ChannelsLastTail
+
+            self._channels_last_tail = ChannelsLastTail(self.upsample, self.decoder)
+        elif fused:
+            from engine.codec.fused import FusedTail
 
             self._fused_tail = FusedTail(list(self.decoder))
         return self
@@ -177,7 +212,10 @@ class CodecDecoder(nn.Module):
     def decode_with(self, codes: Tensor, walk: StateWalk | None) -> Tensor:
         """The layers in order; `walk` tells each of them what came before (None: nothing)."""
         x = self.pre_conv(self.quantizer(codes), walk)  # [B, latent, T]
-        x = self.pre_transformer(x.transpose(1, 2), walk).transpose(1, 2)
+        x = (self._compact_transformer or self.pre_transformer)(x.transpose(1, 2), walk)
+        if self._channels_last_tail is not None:
+            return self._channels_last_tail(x, walk)
+        x = x.transpose(1, 2)
         for stage in self.upsample:
             x = stage[0](x, walk)  # type: ignore[index]
             x = stage[1](x, walk)  # type: ignore[index]

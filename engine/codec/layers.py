@@ -46,17 +46,27 @@ class CausalUpsample(nn.Module):
         self.history_channels = in_channels
         self.register_buffer("taps", None, persistent=False)
 
-    def fold(self) -> None:
-        """The same map as one matrix product, `stride` outputs per step side by side as channels.
+    def as_convolution(self) -> Tensor:
+        """Weight [stride * out, in, history + 1] of an ordinary convolution over the history and the new steps.
 
-        CPUs have no fast transposed convolution; the product is several times faster.
+        Its outputs for one step are `stride` steps of `out` channels each: with channels last in memory they lie in
+        order.
         """
         weight = self.conv.weight.detach()  # [in, out, kernel]
         inputs, outputs, kernel = weight.shape
         reach = self.history + 1  # inputs that touch one step's outputs
         padded = F.pad(weight, (0, reach * self.stride - kernel))
         taps = padded.view(inputs, outputs, reach, self.stride).flip(2)  # the oldest input first
-        self.taps = taps.permute(1, 3, 2, 0).reshape(outputs * self.stride, reach * inputs).contiguous()
+        return taps.permute(3, 1, 0, 2).reshape(self.stride * outputs, inputs, reach)
+
+    def fold(self) -> None:
+        """The same map as one matrix product, `stride` outputs per step side by side as channels.
+
+        CPUs have no fast transposed convolution; the product is several times faster.
+        """
+        taps = self.as_convolution()
+        by_phase = taps.view(self.stride, -1, *taps.shape[1:])  # [stride, out, in, reach]
+        self.taps = by_phase.permute(1, 0, 3, 2).reshape(taps.shape[0], -1).contiguous()
 
     def forward(self, x: Tensor, walk: StateWalk | None = None) -> Tensor:
         batch, _, steps = x.shape

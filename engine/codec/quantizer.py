@@ -36,6 +36,8 @@ class ResidualQuantizer(nn.Module):
     """Sum of one vector per group, then projected out."""
 
     table: Tensor | None
+    projected: Tensor | None
+    offsets: Tensor | None
 
     def __init__(self, groups: int, size: int, width: int, outer: int) -> None:
         super().__init__()
@@ -44,16 +46,28 @@ class ResidualQuantizer(nn.Module):
         self.vq = ResidualStack(groups, size, width)
         self.groups, self.size = groups, size
         self.register_buffer("table", None, persistent=False)
+        self.register_buffer("projected", None, persistent=False)
+        self.register_buffer("offsets", None, persistent=False)
 
     def vectors(self) -> Tensor:
         """All codebooks in one table [groups * size, width]."""
         return torch.cat([layer._codebook.vectors() for layer in self.vq.layers])  # type: ignore[union-attr,operator]
 
-    def fold(self) -> None:
+    def fold(self, project: bool = False) -> None:
+        """Computes the table once; with `project`, each of its vectors already projected out, in float32."""
         self.table = self.vectors().detach().clone()
+        self.projected = self.offsets = None
+        if project:
+            weight = self.output_proj.weight.detach()[..., 0].double()  # [outer, width]
+            self.projected = (self.table.double() @ weight.t()).float()
+            steps = torch.arange(0, self.groups * self.size, self.size, device=weight.device)
+            self.offsets = steps[:, None]
 
     def forward(self, codes: Tensor) -> Tensor:
         """int64 [B, groups, T] -> [B, outer, T]."""
+        if self.projected is not None and self.offsets is not None:
+            summed = F.embedding(codes + self.offsets, self.projected).sum(dim=1)
+            return summed.to(self.output_proj.weight.dtype).transpose(1, 2)
         table = self.table if self.table is not None else self.vectors()
         offset = torch.arange(0, self.groups * self.size, self.size, device=codes.device)[:, None]
         summed = F.embedding(codes + offset, table).sum(dim=1)  # [B, T, width]

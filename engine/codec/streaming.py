@@ -55,7 +55,8 @@ class DecoderState(SlotState):
 
     Attributes:
         position: int64 [B], frames decoded so far.
-        histories: per convolution, its last inputs [B, channels, n].
+        histories: per convolution, its last inputs [B, channels, n]; [B, n, channels] where the decoder is frozen
+            with `channels_last`.
         keys, values: per attention layer [B, kv_heads, sliding_window - 1, head_dim], newest last; keys are rotated.
     """
 
@@ -102,14 +103,28 @@ class StateWalk:
         """Keep the last `count` inputs of a convolution's history and new input, joined."""
         self._new_histories.append(joined[..., joined.shape[-1] - count :])
 
+    def keep(self, history: Tensor) -> None:
+        """The last inputs of a convolution themselves, in the layout of the state."""
+        self._new_histories.append(history)
+
+    def next_cache(self) -> tuple[Tensor, Tensor] | None:
+        """`extend_cache` in two steps, for a kernel that joins: the cache that comes next, and then `keep_cache`.
+
+        None from a walk without caches.
+        """
+        return next(self._caches)
+
+    def keep_cache(self, keys: Tensor, values: Tensor) -> None:
+        """Keep the last `past` of an attention layer's old and new keys and values, joined."""
+        self._new_keys.append(keys[:, :, keys.shape[2] - self.past :])
+        self._new_values.append(values[:, :, values.shape[2] - self.past :])
+
     def extend_cache(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The same for new keys and values [B, kv_heads, T, head_dim] of an attention layer."""
         old_keys, old_values = next(self._caches)
-        past = old_keys.shape[2]
         keys = torch.cat((old_keys, keys), dim=2)
         values = torch.cat((old_values, values), dim=2)
-        self._new_keys.append(keys[:, :, keys.shape[2] - past :])
-        self._new_values.append(values[:, :, values.shape[2] - past :])
+        self.keep_cache(keys, values)
         return keys, values
 
     def finish(self, frames: int) -> DecoderState:

@@ -39,6 +39,9 @@ class LayerScale(nn.Module):
 
 
 class Attention(nn.Module):
+    qkv_weight: Tensor | None
+    qkv_bias: Tensor | None
+
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, bias: bool) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
@@ -46,6 +49,14 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * head_dim, width, bias=bias)
+        self.register_buffer("qkv_weight", None, persistent=False)
+        self.register_buffer("qkv_bias", None, persistent=False)
+
+    def fold(self) -> None:
+        """The three projections of the input as one."""
+        parts: list[Any] = [self.q_proj, self.k_proj, self.v_proj]
+        self.qkv_weight = torch.cat([p.weight.detach() for p in parts])
+        self.qkv_bias = torch.cat([p.bias.detach() for p in parts]) if parts[0].bias is not None else None
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, walk: StateWalk | None) -> Tensor:
         batch, frames, _ = x.shape
@@ -62,11 +73,18 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    gate_up_weight: Tensor | None
+
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(width, inner, bias=False)
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
+        self.register_buffer("gate_up_weight", None, persistent=False)
+
+    def fold(self) -> None:
+        """Gate and values in one product."""
+        self.gate_up_weight = torch.cat([self.gate_proj.weight.detach(), self.up_proj.weight.detach()])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

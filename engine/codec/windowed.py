@@ -55,6 +55,12 @@ class WindowWalk(StateWalk):
     def next_history(self) -> None:
         return None
 
+    def next_cache(self) -> None:
+        return None
+
+    def keep_cache(self, keys: Tensor, values: Tensor) -> None:
+        pass
+
     def extend_cache(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return keys, values
 

@@ -11,10 +11,13 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
 pytest.importorskip("triton")
 
+from engine.codec.decoder import CodecDecoder
 from engine.codec.kernels import snake
 from engine.codec.layers import SnakeBeta
+from engine.codec.streaming import StateWalk
 from engine.codec.windowed import WindowedDecoder
 from tests.codec.test_graphs import small_decoder
+from tests.codec.test_streaming import CONFIG as GROUPED_CONFIG
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -50,14 +53,15 @@ def test_snake(dtype, steps):
     torch.testing.assert_close(snake(x, *constants)[0], module(x.float()).to(dtype), **tolerance)
 
 
-def test_the_fused_decoder_gives_the_same_sound_whole_in_chunks_and_in_windows():
-    model = small_decoder().to(DEVICE).freeze(fused=False)
+@pytest.mark.parametrize(("channels_last", "compact"), [(False, False), (True, True)])
+def test_the_fused_decoder_gives_the_same_sound_whole_in_chunks_and_in_windows(channels_last, compact):
+    model = small_decoder().to(DEVICE).freeze(fused=False, compact=False)
     codes = torch.randint(0, 16, (2, 3, 4), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     windowed = WindowedDecoder(model, 3)
     with torch.inference_mode():
         want = model(codes)
         window_want = windowed.step(codes, windowed.init_state(2))[0]
-        model.freeze(fused=True, matrix_upsampling=False)
+        model.freeze(fused=True, matrix_upsampling=False, channels_last=channels_last, compact=compact)
         torch.testing.assert_close(model(codes), want, rtol=1e-4, atol=1e-4)
         state, pieces = model.init_state(2), []
         for piece in codes.split((1, 3), dim=-1):
@@ -65,3 +69,32 @@ def test_the_fused_decoder_gives_the_same_sound_whole_in_chunks_and_in_windows()
             pieces.append(pcm)
         torch.testing.assert_close(torch.cat(pieces, dim=-1), want, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(windowed.step(codes, windowed.init_state(2))[0], window_want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_compact_transformer_gives_the_same_latents_in_chunks_and_beyond_the_window():
+    """Grouped heads, 17 frames against a window of 6, rows at different positions."""
+    torch.manual_seed(5)
+    model = CodecDecoder(GROUPED_CONFIG)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.add_(torch.randn_like(p) * (1.0 if "embedding_sum" in name else 0.2))
+    model.to(DEVICE).freeze(fused=False, compact=False)
+    transformer = model.pre_transformer
+    x = torch.randn(2, 17, GROUPED_CONFIG["latent_dim"]).to(DEVICE)
+    codes = torch.randint(0, 32, (2, 5, 17)).to(DEVICE)
+    with torch.inference_mode():
+        want, vectors = transformer(x), model.quantizer(codes)
+        model.freeze(fused=False, compact=True)
+        torch.testing.assert_close(model.quantizer(codes), vectors, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model._compact_transformer(x, None), want, rtol=1e-4, atol=1e-5)
+        state, got = model.init_state(2), []
+        for begin, end in ((0, 1), (1, 5), (5, 14), (14, 17)):
+            walk = StateWalk(state)
+            piece = torch.stack([x[0, begin:end], x[1, max(begin - 5, 0) : max(begin - 5, 0) + end - begin]])
+            got.append(model._compact_transformer(piece, walk))
+            state = walk.finish(end - begin)
+            if end == 5:
+                state.reset(torch.tensor([1], device=DEVICE))  # the second stream begins five frames later
+        got = torch.cat(got, dim=1)
+        torch.testing.assert_close(got[0], want[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got[1, 5:], want[1, :12], rtol=1e-4, atol=1e-5)

@@ -36,14 +36,23 @@ SMALL = {
 }
 
 # name → dtype, TF32 in convolutions and matrix products, arguments of freeze(), cuDNN measures its algorithms
+PLAIN = {"fused": False, "matrix_upsampling": False, "compact": False}
+FUSED = {"fused": True, "matrix_upsampling": False, "channels_last": False, "compact": False}
+LAST = {**FUSED, "channels_last": True}
+COMPACT = {**LAST, "compact": True}
 VARIANTS: dict[str, tuple[torch.dtype, bool, dict[str, bool], bool]] = {
-    "float32": (torch.float32, False, {"fused": False, "matrix_upsampling": False}, False),
-    "tf32": (torch.float32, True, {"fused": False, "matrix_upsampling": False}, False),
-    "tf32-fused": (torch.float32, True, {"fused": True, "matrix_upsampling": False}, False),
-    "bf16": (torch.bfloat16, True, {"fused": False, "matrix_upsampling": False}, False),
-    "bf16-fused": (torch.bfloat16, True, {"fused": True, "matrix_upsampling": False}, False),
-    "fp16-fused": (torch.float16, True, {"fused": True, "matrix_upsampling": False}, False),
-    "fp16-fused-search": (torch.float16, True, {"fused": True, "matrix_upsampling": False}, True),
+    "float32": (torch.float32, False, PLAIN, False),
+    "tf32": (torch.float32, True, PLAIN, False),
+    "tf32-fused": (torch.float32, True, FUSED, False),
+    "tf32-last": (torch.float32, True, LAST, False),
+    "tf32-compact": (torch.float32, True, COMPACT, False),
+    "tf32-compact-search": (torch.float32, True, COMPACT, True),
+    "bf16": (torch.bfloat16, True, PLAIN, False),
+    "bf16-fused": (torch.bfloat16, True, FUSED, False),
+    "fp16-fused": (torch.float16, True, FUSED, False),
+    "fp16-last": (torch.float16, True, LAST, False),
+    "fp16-compact": (torch.float16, True, COMPACT, False),
+    "fp16-compact-search": (torch.float16, True, COMPACT, True),
 }
 
 
@@ -134,9 +143,9 @@ def profile(name: str, decoder: CodecDecoder, device: torch.device, batch: int =
         decoder.step(codes, state)
         if cuda:
             torch.cuda.synchronize()
-    rows = record.key_averages()
     key = "self_device_time_total" if cuda else "self_cpu_time_total"
-    rows = sorted(rows, key=lambda row: -getattr(row, key))
+    rows = [row for row in record.key_averages() if getattr(row, key) > 0]  # kernels, not the calls that launch them
+    rows.sort(key=lambda row: -getattr(row, key))
     total, count = sum(getattr(row, key) for row in rows), sum(row.count for row in rows)
     print(f"result {name}: {batch} x {frames} eager: {total / 1e3:.3f} ms in {count} kernels")
     for row in rows[:12]:
@@ -160,10 +169,10 @@ def main() -> None:
         base = CodecDecoder(config)
         _fill_random(base)
         with switches(False, False):
-            audible(base.freeze(fused=False, matrix_upsampling=False))
+            audible(base.freeze(**PLAIN))
             codes = torch.randint(0, base.codebook_size, (4, base.groups, 50))
             pieces = (4, 4, 8, 16, 18)
-            want = decode(base.freeze(fused=False, matrix_upsampling=False), codes, pieces)
+            want = decode(base.freeze(**PLAIN), codes, pieces)
         print(f"result level of the signal: {float(want.std()):.3f}, largest {float(want.abs().max()):.2f}")
     for name in args.variants or VARIANTS:
         dtype, tf32, how, search = VARIANTS[name]
