@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
     handle = EngineHandle(EngineProcess(config, wait=False))
-    app = serve.create(handle, password=args.password)
+    app = serve.create(handle, password=args.password, https=args.https)
     tls = (
         dict(zip(("ssl_certfile", "ssl_keyfile"), map(str, serve.self_signed(args.host)), strict=True))
         if args.https

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -40,15 +41,25 @@ def test_files_exist():
 
 @pytest.mark.slow
 def test_commands_run(tmp_path):
-    """In a folder of its own, with this interpreter, in the README's order."""
+    """In a folder of its own, with this interpreter, in the README's order; what says and what judges side by side."""
     for name in ("assets", "configs", "engine", "eval"):
         (tmp_path / name).symlink_to(ROOT / name)
+    judging = [command for command in PYTHON if " -m eval " in command]
+    saying = [command for command in PYTHON if command not in judging]
+    assert saying and judging
+    with ThreadPoolExecutor(2) as pool:  # each loads its models on one core
+        for group in [pool.submit(run_all, commands, tmp_path) for commands in (saying, judging)]:
+            group.result()
+    assert (tmp_path / "runs/readme/report.html").is_file()
+
+
+def run_all(commands, folder):
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for command in PYTHON:
+    for command in commands:
         words, _, target = command.partition(" > ")
         done = subprocess.run(
             [sys.executable, *shlex.split(words)[1:]],
-            cwd=tmp_path,
+            cwd=folder,
             env=env,
             capture_output=True,
             check=False,
@@ -60,5 +71,4 @@ def test_commands_run(tmp_path):
         elif " say " in command:
             line = json.loads(done.stdout)
             assert line["seed"] == 7 and line["frames"] >= 2 and line["weights"] == "trained"
-            assert (tmp_path / "out.wav").stat().st_size == 44 + line["frames"] * 1920 * 2
-    assert (tmp_path / "runs/readme/report.html").is_file()
+            assert (folder / "out.wav").stat().st_size == 44 + line["frames"] * 1920 * 2

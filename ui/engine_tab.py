@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import yaml
 
-from engine.config import ROOT, EngineConfig
+from engine.config import EngineConfig
 from engine.errors import ChorusError, InvalidRequest
-from ui import models
+from ui import models, profiles
 from ui.handle import EngineHandle
 
 MODES = [("auto", "auto"), ("sync: decide, then run", "sync"), ("async: decide the next step while one runs", "async")]
@@ -36,14 +35,21 @@ class EngineTab:
                     info="From the list (`models` in the settings), or type a checkpoint folder, a hub id, or "
                     "dummy:1.7b-base.",
                 )  # fmt: skip
-                self.profile = gr.Dropdown([KEEP, *profiles()], value=KEEP, label="Profile", elem_id="engine-profile")
+                self.profile = gr.Dropdown(
+                    [KEEP, *profiles.names()], value=KEEP, label="Profile", elem_id="engine-profile"
+                )
                 self.mode = gr.Radio(MODES, value="auto", label="Scheduler mode", elem_id="engine-mode")
+                self.will = gr.Markdown(elem_id="engine-will", elem_classes="ch-note")
                 restart = gr.Button("Restart the engine", elem_id="engine-restart")
                 self.note = gr.Markdown(elem_id="engine-note")
                 with gr.Accordion("Settings in force", open=False):
                     self.settings = gr.Code(language="yaml", interactive=False, label="", elem_id="engine-settings")
-                self.trace = gr.DownloadButton("Download the trace", visible=False, elem_id="engine-trace", size="sm")
-        restart.click(self._restart, [self.model, self.profile, self.mode], self.note)
+                self.trace = gr.Button("Download the trace", visible=False, elem_id="engine-trace", size="sm")
+        chosen = [self.model, self.profile, self.mode]
+        for choice in chosen:
+            choice.input(self._will, chosen, self.will, show_progress="hidden", trigger_mode="always_last")
+        restart.click(self._restart, chosen, self.note)
+        self.trace.click(None, None, self.note, js="() => chorus.save('/chorus/trace', 'chorus-trace.jsonl')")
 
     # Cheap enough for every tick of the page's timer.
     @property
@@ -69,26 +75,39 @@ class EngineTab:
 
     @property
     def refreshed(self) -> list[gr.components.Component]:
-        return [self.model, self.mode, self.settings, self.trace]
+        return [self.model, self.mode, self.settings, self.trace, self.will]
 
     def refresh(self) -> list[Any]:
         config = self.handle.config
-        trace = config.trace and Path(config.trace)
         return [
             gr.update(choices=models.choices(config), value=config.model),
             gr.update(value=config.talker.scheduler_mode),
             gr.update(value=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)),
-            gr.update(visible=bool(trace), value=str(trace) if trace and trace.is_file() else None),
+            gr.update(visible=bool(config.trace)),
+            "",
         ]
+
+    def _wanted(self, model: str | None, profile: str, mode: str) -> EngineConfig:
+        if not (model or "").strip():
+            raise InvalidRequest("Choose a model, or type where it is.", field="model")
+        base = self.handle.config if profile == KEEP else profiles.under(profile, self.handle.config)
+        return base.replace(**{"model": str(model).strip(), "talker.scheduler_mode": mode})
+
+    def _will(self, model: str | None, profile: str, mode: str) -> str:
+        """What a restart with these choices would change, and how long the last start took."""
+        try:
+            differs = profiles.changes(self.handle.config, self._wanted(model, profile, mode))
+        except ChorusError as error:
+            return f"⚠ {error.message}"
+        if not differs:
+            return "These are the settings in force."
+        info = self.handle.info
+        took = f" The last start took {info.startup_s:.0f} s, without its imports." if info else ""
+        return f"A restart changes:{took}\n" + "\n".join(f"- `{key}`: {old} → {new}" for key, old, new in differs)
 
     def _restart(self, model: str | None, profile: str, mode: str) -> str:
         try:
-            if not (model or "").strip():
-                raise InvalidRequest("Choose a model, or type where it is.", field="model")
-            base = self.handle.config
-            if profile != KEEP:
-                base = EngineConfig.load(profile, voices_dir=base.voices_dir, trace=base.trace)
-            config = base.replace(**{"model": str(model).strip(), "talker.scheduler_mode": mode})
+            config = self._wanted(model, profile, mode)
             fault = self.handle.restart(config, wait_s=1.5)  # a wrong path is found out at once
         except ChorusError as error:
             return f"⚠ {error.message}"
@@ -99,11 +118,6 @@ class EngineTab:
     def _errors(self) -> str:
         lines = [f"- {time.strftime('%H:%M:%S', time.localtime(at))} {message}" for at, message in self.handle.errors]
         return "**Last errors**\n" + "\n".join(lines[:8]) if lines else "No errors so far."
-
-
-def profiles() -> list[str]:
-    """The overlays of `configs/` that are whole profiles."""
-    return [f"configs/{path.name}" for path in sorted((ROOT / "configs").glob("*.yaml"))]
 
 
 def memory_line(metrics: dict[str, Any], device: str) -> str:

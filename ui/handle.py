@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config import ROOT, EngineConfig
 from engine.errors import ChorusError, EngineClosed
 
 log = logging.getLogger("chorus.page")
@@ -53,12 +54,14 @@ class EngineHandle:
         state = "restarting" if self._restarting is not None else self._engine.state
         detail = str(self._engine.failure or "") if state == "failed" else ""
         with self._lock:
-            seen = (state, detail, self._engine.restarts)
+            seen = (state, detail, self._engine.restarts, _changed(self._engine.config))
             if seen != self._seen:
+                fresh = seen[:3] != self._seen[:3]
                 self._seen = seen
-                if state == "failed":
+                if fresh and state == "failed":
                     self.note_error(detail)
-                self._status = Status(state, detail, time.monotonic(), self._status.version + 1)
+                since = time.monotonic() if fresh else self._status.since
+                self._status = Status(state, detail, since, self._status.version + 1)
             return self._status
 
     @property
@@ -132,3 +135,11 @@ class EngineHandle:
             with self._lock:
                 self._restarting = None
                 self.touch()
+
+
+def _changed(config: EngineConfig) -> int:
+    """When a voice was last saved, renamed or deleted, by whomever: the API beside the page changes voices too."""
+    try:
+        return (ROOT / Path(config.voices_dir).expanduser() / "saved").stat().st_mtime_ns
+    except OSError:  # no voice was ever saved
+        return 0

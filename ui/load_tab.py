@@ -14,7 +14,8 @@ from eval import live
 from eval.datasets import bundled_voices
 from eval.errors import EvalError
 from eval.settings import RunSettings, TargetSpec, read_experiment
-from ui.engine_tab import KEEP, MODES, profiles
+from ui import profiles
+from ui.engine_tab import KEEP, MODES
 from ui.handle import EngineHandle
 from ui.run_manager import Job, RunManager
 
@@ -55,7 +56,9 @@ class LoadTab:
                 names = list(bundled_voices())
                 self.voices = gr.Dropdown(names, value=names, multiselect=True, label="Voices, in turn",
                                           elem_id="load-voices")  # fmt: skip
-                self.profile = gr.Dropdown([KEEP, *profiles()], value=KEEP, label="Profile", elem_id="load-profile")
+                self.profile = gr.Dropdown(
+                    [KEEP, *profiles.names()], value=KEEP, label="Profile", elem_id="load-profile"
+                )
                 with gr.Row():
                     self.mode = gr.Dropdown([(SAME, SAME), *MODES], value=SAME, label="Scheduler mode",
                                             elem_id="load-mode")  # fmt: skip

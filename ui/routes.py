@@ -58,7 +58,7 @@ def router(handle: EngineHandle, references: References) -> APIRouter:
             # Preparing a voice runs two encoders the first time: not on the event loop.
             stream = await run_in_threadpool(lambda: handle.engine.stream(_to_request(body, handle, references)))
         except ChorusError as error:
-            return _refusal(error)
+            return refusal(error)
         return StreamingResponse(
             _records(stream, request, handle),
             media_type=wire.MEDIA_TYPE,
@@ -83,7 +83,7 @@ def router(handle: EngineHandle, references: References) -> APIRouter:
             pcm = np.frombuffer(data, "<i2").astype(np.float32) / 32767
             file = await run_in_threadpool(encode_audio, pcm, container)
         except ChorusError as error:
-            return _refusal(error)
+            return refusal(error)
         return Response(file, media_type={"mp3": "audio/mpeg"}.get(container, f"audio/{container}"))
 
     @routes.get("/status")
@@ -208,7 +208,8 @@ def _fault(error: ChorusError) -> dict[str, Any]:
     return {"type": error.code, "message": error.message, "field": error.field}
 
 
-def _refusal(error: ChorusError) -> JSONResponse:
+def refusal(error: ChorusError) -> JSONResponse:
+    """An error as every answer of the page's routes carries it: `{"error": {type, message, field}}`."""
     headers = {}
     if (retry := getattr(error, "retry_after_s", None)) is not None:
         headers["Retry-After"] = str(max(1, round(retry)))

@@ -19,6 +19,7 @@ from eval.records import RequestRow
 from eval.runs import Progress, Run
 from eval.settings import RunSettings, TargetSpec
 from eval.targets import EngineTarget, Target
+from ui import profiles
 from ui.handle import EngineHandle
 
 log = logging.getLogger("chorus.page")
@@ -168,8 +169,7 @@ class RunManager:
 
 
 def _config(spec: TargetSpec, base: EngineConfig) -> EngineConfig:
-    """Settings of a side: a profile with the running model, or the settings in force, and overrides on top."""
+    """Settings of a side: a profile on this model and machine, or the settings in force; overrides on top."""
     if spec.config:
-        keep = {"model": base.model, "load_format": base.load_format, "voices_dir": base.voices_dir}
-        base = EngineConfig.load(spec.config, **keep)
+        base = profiles.under(spec.config, base)
     return base.replace(**spec.overrides)

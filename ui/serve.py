@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from engine.server import create_app
-from ui import page, routes, run_routes
+from ui import downloads, page, routes, run_routes
 from ui.handle import EngineHandle
 from ui.references import References
 from ui.run_manager import RunManager
@@ -24,11 +24,17 @@ from ui.run_manager import RunManager
 MAX_UPLOAD = "64mb"
 
 
-def create(handle: EngineHandle, *, password: str | None = None) -> FastAPI:
-    """Everything that answers on the port. `password`: HTTP Basic, any user name, for page and API alike."""
+def create(handle: EngineHandle, *, password: str | None = None, https: bool = False) -> FastAPI:
+    """Everything that answers on the port.
+
+    Args:
+        password: HTTP Basic, any user name, for page and API alike.
+        https: whether it is served with `self_signed`: the curl commands of the page then say so.
+    """
     app = create_app(handle.raw)  # /v1/..., /health, /ready, /metrics
     references = References()
     app.include_router(routes.router(handle, references))
+    app.include_router(downloads.router(handle))
     runs = RunManager(handle)
     app.include_router(run_routes.router(runs))
     app.mount("/chorus/static", routes.static_files())
@@ -39,12 +45,18 @@ def create(handle: EngineHandle, *, password: str | None = None) -> FastAPI:
         page.build(handle, references, runs),
         path="/",
         theme=page.theme(),
-        head=page.HEAD,
+        head=page.HEAD + curl_options(password, https),
         max_file_size=MAX_UPLOAD,
         ssr_mode=False,
         footer_links=[],
         show_error=True,
     )
+
+
+def curl_options(password: str | None, https: bool) -> str:
+    """For the page: what its curl commands need to come in. The word itself is for whoever pastes them to fill in."""
+    options = ("-k " if https else "") + ("-u chorus:PASSWORD " if password else "")
+    return f'<meta name="chorus-curl" content="{options}">\n'
 
 
 class BasicPassword:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -14,6 +13,9 @@ from engine.request import SAMPLE_RATE
 from ui.handle import EngineHandle
 
 COLUMNS = ["Voice", "Length", "Language", "What it says", "Licence"]
+# By the browser itself: a download button of Gradio has its file only at the second press.
+EXPORT_JS = """(name) => name ? chorus.save(`/chorus/voices/${encodeURIComponent(name)}`, `${name}.voice.zip`)
+  : "⚠ Choose a voice first." """
 WIDTHS = ["14%", "9%", "11%", "42%", "24%"]
 
 
@@ -37,7 +39,7 @@ class VoicesTab:
                 self.sound = gr.Audio(
                     label="Recording", interactive=False, elem_id="voices-sound", buttons=["download"]
                 )
-                export = gr.DownloadButton("Export as one file", elem_id="voices-export", size="sm")
+                export = gr.Button("Export as one file", elem_id="voices-export", size="sm")
             with gr.Column(min_width=300):
                 self.name = gr.Textbox(label="New name", elem_id="voices-name", max_lines=1)
                 rename = gr.Button("Rename", elem_id="voices-rename", size="sm")
@@ -52,12 +54,14 @@ class VoicesTab:
         self.note = gr.Markdown(elem_id="voices-note")
         changed = [self.note, *self.refreshed]
         self.voice.change(self._listen, self.voice, [self.sound])
-        export.click(self._export, self.voice, export)
+        export.click(None, self.voice, self.note, js=EXPORT_JS)
         rename.click(self._rename, [self.voice, self.name], changed)
-        # A browser's own question, since a deleted voice does not come back; "no" leaves the name empty.
+        # A browser's own question, since a deleted voice does not come back.
+        sure = gr.Checkbox(visible=False)
         delete.click(
-            self._delete, self.voice, changed, js="(name) => confirm(`Delete the voice ${name}?`) ? name : null"
-        )
+            self._delete, [self.voice, sure], changed,
+            js="(name, _) => [name, Boolean(name) && confirm(`Delete the voice ${name}?`)]",
+        )  # fmt: skip
         bring.click(self._import, [self.file, self.consent, self.name], changed)
 
     @property
@@ -83,42 +87,39 @@ class VoicesTab:
             raise gr.Error(error.message, print_exception=False) from error
         return gr.update(value=(SAMPLE_RATE, pcm16(audio.pcm)), label=f"{name}, {audio.seconds:.1f} s")
 
-    def _export(self, name: str | None) -> str:
-        if not name:
-            raise gr.Error("Choose a voice first.", print_exception=False)
-        try:
-            data = self.handle.engine.voices.export(name)
-        except ChorusError as error:
-            raise gr.Error(error.message, print_exception=False) from error
-        stem = "".join(c if c.isalnum() else "-" for c in name)
-        path = Path(tempfile.mkdtemp(prefix="chorus-voice-")) / f"{stem}.voice.zip"
-        path.write_bytes(data)
-        return str(path)
-
     def _rename(self, name: str | None, new: str) -> list[Any]:
-        return self._change(name, lambda voices: f"Renamed to {voices.rename(name, new).name}.", new)
+        def act(voices: Any) -> tuple[str, str]:
+            renamed = voices.rename(name, new).name
+            return f"Renamed to {renamed}.", renamed
 
-    def _delete(self, name: str | None) -> list[Any]:
-        def act(voices: Any) -> str:
+        return self._change(name, act)
+
+    def _delete(self, name: str | None, sure: bool) -> list[Any]:
+        if name and not sure:
+            return ["", *[gr.skip()] * len(self.refreshed)]
+
+        def act(voices: Any) -> tuple[str, None]:
             voices.delete(name)
-            return f"Deleted {name}. Speech that is under way with it goes on."
+            return f"Deleted {name}. Speech that is under way with it goes on.", None
 
-        return self._change(name, act, None)
+        return self._change(name, act)
 
     def _import(self, data: bytes | None, consent: bool, name: str) -> list[Any]:
         if not data:
             return [_warning("Choose an exported voice file first."), *self.refresh()]
-        return self._change(
-            "file",
-            lambda voices: f"Imported {voices.import_voice(data, consent=consent, name=name.strip() or None).name}.",
-            name,
-        )
 
-    def _change(self, name: str | None, act: Any, chosen: str | None) -> list[Any]:
+        def act(voices: Any) -> tuple[str, str]:
+            imported = voices.import_voice(data, consent=consent, name=name.strip() or None).name
+            return f"Imported {imported}.", imported
+
+        return self._change("file", act)
+
+    def _change(self, name: str | None, act: Callable[[Any], tuple[str, str | None]]) -> list[Any]:
+        """`act` gives what to say and the voice to choose then: the name as it was stored, not as it was typed."""
         if not name:
             return [_warning("Choose a voice first."), *self.refresh()]
         try:
-            note = act(self.handle.engine.voices)
+            note, chosen = act(self.handle.engine.voices)
         except ChorusError as error:
             return [_warning(error.message), *self.refresh(name)]
         self.handle.touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -22,6 +24,7 @@ from tests.conftest import RANDOM_BASE, ROOT, small_engine_config
 
 LOCAL = ("data:", "blob:", "about:")
 VOICES = ROOT / "assets" / "voices"
+NAME = "chorus.test"  # what the browser takes for this machine's name in a network
 START_S = 240  # two busy cores load torch, vLLM and Gradio
 FLAGS = [
     "--no-sandbox",
@@ -32,6 +35,7 @@ FLAGS = [
     "--autoplay-policy=no-user-gesture-required",
     "--use-fake-ui-for-media-stream",
     "--use-fake-device-for-media-stream",
+    f"--host-resolver-rules=MAP {NAME} 127.0.0.1",
 ]
 
 
@@ -45,15 +49,24 @@ def server(work) -> str:
     """The address of a running `app.py`; ended with the session."""
     overlay = small_engine_config(voices_dir=str(work / "voices"), model=str(RANDOM_BASE)).model_dump(mode="json")
     (work / "page.yaml").write_text(yaml.safe_dump(overlay))
+    with serving(work, work / "page.yaml") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(folder: Path, config: Path, *flags: str) -> Iterator[str]:
+    """The address of `app.py` on a free port, once its engine is ready. Its output goes to `folder`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    log = (work / "app.log").open("w")
-    command = [sys.executable, "app.py", "--port", str(port), "--config", str(work / "page.yaml")]
+    log = folder / "app.log"
+    command = [sys.executable, "app.py", "--port", str(port), "--config", str(config), *flags]
     env = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
-    app = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=env)
-    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as out:
+        app = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=env)
+    url = f"{'https' if '--https' in flags else 'http'}://127.0.0.1:{port}"
+    word = flags[flags.index("--password") + 1] if "--password" in flags else ""
     try:
-        wait_ready(app, url, work / "app.log")
+        wait_ready(app, url, log, word)
         yield url
     finally:
         app.send_signal(signal.SIGINT)
@@ -64,12 +77,12 @@ def server(work) -> str:
             app.wait()
 
 
-def wait_ready(app: subprocess.Popen, url: str, log: Path) -> None:
+def wait_ready(app: subprocess.Popen, url: str, log: Path, password: str) -> None:
     limit = time.monotonic() + START_S
     while time.monotonic() < limit:
         assert app.poll() is None, log.read_text()[-3000:]
         try:
-            state = httpx.get(f"{url}/chorus/status", timeout=5).json()
+            state = httpx.get(f"{url}/chorus/status", timeout=5, verify=False, auth=("x", password)).json()
         except httpx.HTTPError:
             state = {}
         assert state.get("state") != "failed", state
@@ -96,7 +109,13 @@ def open_page(browser, server):
     contexts, faults = [], []
 
     def opened(
-        width: int = 1280, height: int = 900, dark: bool = False, base: str = server, script: str = "", **options
+        width: int = 1280,
+        height: int = 900,
+        dark: bool = False,
+        base: str = server,
+        script: str = "",
+        banner: str = "Random weights",
+        **options,
     ):
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **options
@@ -110,7 +129,7 @@ def open_page(browser, server):
         page.goto(base)
         page.wait_for_selector("#speak")
         page.wait_for_function("window.chorus !== undefined")
-        page.wait_for_function("document.querySelector('.ch-banner')?.textContent.includes('Random weights')")
+        page.wait_for_function("words => document.querySelector('.ch-banner')?.textContent.includes(words)", arg=banner)
         page.wait_for_function("document.querySelector('#ready input')?.value.length > 0")
         return page
 

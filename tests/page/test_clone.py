@@ -19,6 +19,9 @@ LONG = "The harbor was quiet when we left. By noon the wind had turned, and the 
 
 SENTENCE = "Good morning! Did you know that this sentence is played while its end is still being made?"
 
+# Seeds with which the random weights end after 1 to 2.5 s of sound; any other would do, and take longer.
+SOON = {"Good morning.": "13", "Good morning to all of you.": "22", "One two three.": "22", SENTENCE: "2"}
+
 # Records what leaves the player's node, inside the audio graph and before the sound card.
 RECORDER = """async () => {
   await chorus.player.open();
@@ -34,8 +37,11 @@ RECORDER = """async () => {
 
 
 def speak(page, text: str, **fields: str):
-    """With a seed of our own: random weights may end after two frames otherwise, or never; with 3 they end soon."""
-    fields.setdefault("seed", "4" if LONG in text else "3")
+    """With a seed of our own: random weights end after two frames otherwise, or never; with SOON after a second or two.
+
+    It is played as fast as people listen, so that every second of sound is a second of the test.
+    """
+    fields.setdefault("seed", "4" if LONG in text else SOON.get(text, "3"))
     page.fill("#text textarea", text)
     for name, value in fields.items():
         page.fill(f"#{name} input, #{name} textarea", value)
@@ -84,10 +90,17 @@ def test_it_plays_while_it_is_made(page):
 def test_heard_downloaded_and_made_are_the_same_samples(page, server):
     """What leaves the audio graph, what the download holds and what the engine makes for that seed are equal."""
     page.evaluate(RECORDER)
-    speak(page, "Good morning to all of you.", seed="7")
+    speak(page, "Good morning to all of you.", seed="2")
     wait_status(page, "Done", "Ended early")
-    page.wait_for_timeout(300)
     pcm = take_samples(page)
+    # The recorder reports later than the player: wait for the last sample that is not silent.
+    loud = np.flatnonzero(pcm)
+    page.wait_for_function(
+        "least => window.heard.findLastIndex((x) => x) - window.heard.findIndex((x) => x) >= least",
+        arg=int(loud[-1] - loud[0]),
+    )
+    page.wait_for_function("([at, least]) => window.heard.length >= window.heard.findIndex((x) => x) - at + least",
+                           arg=[int(loud[0]), len(pcm)])  # fmt: skip
     assert len(pcm) > 24_000 and len(pcm) % 1920 == 0 and np.abs(pcm).max() > 0
 
     heard = np.array(page.evaluate("window.heard"), dtype=np.float32)
@@ -111,7 +124,7 @@ def test_heard_downloaded_and_made_are_the_same_samples(page, server):
     assert abs(sf.info(io.BytesIO(download(page, "mp3"))).frames - len(pcm)) < 3000
 
     voice = page.evaluate("chorus.current.settings.voice")
-    body = {"input": "Good morning to all of you.", "voice": voice, "seed": 7, "response_format": "wav"}
+    body = {"input": "Good morning to all of you.", "voice": voice, "seed": 2, "response_format": "wav"}
     answer = httpx.post(f"{server}/v1/audio/speech", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     again = sf.read(io.BytesIO(answer.content), dtype="int16")[0]
@@ -162,7 +175,7 @@ def test_leaving_the_page_frees_the_slot(page, server):
 
 def test_two_browsers_speak_at_once(open_page, server):
     pages = [open_page(), open_page()]
-    for seed, page in zip(("3", "7"), pages, strict=True):
+    for seed, page in zip(("2", "23"), pages, strict=True):
         speak(page, SENTENCE, seed=seed)
     for page in pages:
         wait_status(page, "Speaking", "Done", "Ended early")
@@ -173,16 +186,17 @@ def test_two_browsers_speak_at_once(open_page, server):
     assert active(server) == 0
 
 
-@pytest.mark.parametrize("text", ["", "   ", "🎉🎉 🙂", "…!?"])
-def test_nothing_to_say_is_refused_in_words(page, server, text):
-    speak(page, text)
-    assert "othing to" in wait_status(page, "othing to", "error", "Done")
-    assert active(server) == 0 and page.locator("#ch-takes li").count() == 0
+def test_nothing_to_say_is_refused_in_words(page, server):
+    for text in ("", "   ", "🎉🎉 🙂", "…!?"):
+        page.evaluate("document.querySelector('#ch-status').textContent = ''")  # what it said of the one before
+        speak(page, text)
+        assert "othing to" in wait_status(page, "othing to", "error", "Done"), text
+        assert active(server) == 0 and page.locator("#ch-takes li").count() == 0
 
 
 def test_the_cleaned_text_is_shown(page):
     speak(page, "**Hello** 🙂 and `welcome`.")
-    wait_status(page, "Done", "Ended early")
+    wait_status(page, "Speaking", "Done", "Ended early")
     spoken = page.inner_text("#ch-spoken-text")
     assert "*" not in spoken and "🙂" not in spoken and "Hello" in spoken and "welcome" in spoken
 
@@ -215,33 +229,18 @@ def test_unusable_uploads_say_what_to_do(page, work):
     assert "upload or record" in wait_status(page, "upload or record", "Speaking", "Done")
 
 
-def test_the_microphone_is_recorded_untouched(page):
-    settings = page.evaluate(
-        "navigator.mediaDevices.getUserMedia({audio: true}).then((s) => s.getAudioTracks()[0].getSettings())"
-    )
-    assert (settings["echoCancellation"], settings["noiseSuppression"], settings["autoGainControl"]) == (False,) * 3
-    page.get_by_label("Record", exact=True).click()
-    page.locator("#record button:has-text('Record')").first.click()
-    page.wait_for_timeout(4000)
-    page.locator("#record button:has-text('Stop')").first.click()
-    page.wait_for_function("document.querySelector('#clip textarea, #clip input').value.startsWith('clip:')")
-    assert page.locator("#preview").is_visible()
-    speak(page, "Good morning.")
-    wait_status(page, "Done", "Ended early")
-
-
 def test_takes_survive_a_reload_and_carry_their_settings(page, server):
-    speak(page, "One two three.", seed="8")
+    speak(page, "One two three.", seed="22")
     wait_status(page, "Done", "Ended early")
     pcm = take_samples(page)
     page.reload()
     page.wait_for_selector("#ch-takes li")
-    assert "seed 8" in page.inner_text("#ch-takes li")
+    assert "seed 22" in page.inner_text("#ch-takes li")
     page.click("#ch-takes .ch-play")
     wait_status(page, "Replayed")
     assert np.array_equal(take_samples(page), pcm)
     settings = json.loads(download(page, "json"))
-    assert settings["seed"] == 8 and settings["text"] == "One two three."
+    assert settings["seed"] == 22 and settings["text"] == "One two three."
     assert settings["result"]["weights"] == "random"
     command = page.evaluate("import('/chorus/static/takes.js').then((m) => m.curl(chorus.takes.list[0]))")
     body = json.loads(command.split(" -d '")[1].split("' -o")[0])
@@ -256,8 +255,7 @@ def test_takes_survive_a_reload_and_carry_their_settings(page, server):
 def test_two_takes_are_compared_at_the_same_moment(page):
     for seed in ("4", "5"):
         speak(page, SENTENCE, seed=seed)
-        wait_status(page, "Speaking", "Done", "Ended early")
-        page.wait_for_function("chorus.current.finished", timeout=60_000)
+        page.wait_for_function("seed => chorus.current.seed === seed && chorus.current.finished", arg=int(seed))
         page.click("#stop")
     page.locator("#ch-takes button:text-is('A/B')").nth(1).click()
     page.locator("#ch-takes button:text-is('A/B')").nth(0).click()
@@ -268,23 +266,6 @@ def test_two_takes_are_compared_at_the_same_moment(page):
     offset, length = page.evaluate("[chorus.current.offset, chorus.current.pcm.length]")
     assert 24_000 < offset <= length
     page.click("#stop")
-
-
-def test_a_voice_deleted_while_it_speaks_is_heard_to_the_end(page, server):
-    with (VOICES / "human_arctic.flac").open("rb") as clip:
-        form = {"name": "Passing", "consent": "true"}
-        answer = httpx.post(f"{server}/v1/audio/voices", data=form, files={"audio_sample": clip})
-    assert answer.status_code == 201, answer.text
-    page.reload()
-    page.wait_for_function("window.chorus !== undefined")
-    page.fill("#text textarea", SENTENCE)
-    settings = {"text": SENTENCE, "voice": "Passing", "language": "auto", "seed": "4"}
-    page.evaluate("settings => { chorus.speak(settings); }", settings)
-    wait_status(page, "Speaking")
-    assert httpx.delete(f"{server}/v1/audio/voices/Passing").status_code == 200
-    wait_status(page, "Done", "Ended early")
-    page.evaluate("settings => { chorus.speak(settings); }", settings)
-    assert "no voice" in wait_status(page, "no voice", "Speaking")
 
 
 def test_a_voice_is_saved_with_consent_only(page, server):
@@ -313,20 +294,41 @@ def test_a_voice_is_saved_with_consent_only(page, server):
     assert "My voice" not in names
 
 
-@pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_page_fits_its_window(open_page, width, dark):
-    page = open_page(width=width, height=844, dark=dark)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for name in ("Voices", "Load", "Quality", "Engine", "Clone"):
-        if not page.get_by_role("tab", name=name).is_visible():  # narrow: the last tabs are in a menu
-            page.locator(".overflow-menu > button").click()
-            page.locator(".overflow-dropdown button", has_text=name).click()
-        else:
-            page.get_by_role("tab", name=name).click()
-        page.wait_for_timeout(300)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-    assert page.locator("#speak").is_visible()
+def test_the_page_fits_its_window(open_page, dark):
+    page = open_page(width=390, height=844, dark=dark)
+    for width in (390, 1280):  # as on a phone, and as when it is turned or the window is pulled wider
+        page.set_viewport_size({"width": width, "height": 844})
+        page.wait_for_function("width => document.documentElement.clientWidth === width", arg=width)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for name in ("Voices", "Load", "Quality", "Engine", "Clone"):
+            if not page.get_by_role("tab", name=name).is_visible():  # narrow: the last tabs are in a menu
+                page.locator(".overflow-menu > button").click()
+                page.locator(".overflow-dropdown button", has_text=name).click()
+            else:
+                page.get_by_role("tab", name=name).click()
+            settled(page, f"#{FIRST[name]}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
+        assert page.locator("#speak").is_visible()
+
+
+# An element that each tab begins with.
+FIRST = {"Clone": "text", "Voices": "voices", "Load": "load-run", "Quality": "quality-run", "Engine": "engine-state"}
+
+
+def settled(page, selector: str) -> None:
+    """The element is there, and the page has been drawn twice without changing its size or any running transition."""
+    page.wait_for_selector(selector, state="visible")
+    page.evaluate("""async () => {
+      const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+      const state = () => [document.body.scrollHeight, document.body.scrollWidth, document.getAnimations().filter(
+        (a) => a.playState === "running" && a.effect.getComputedTiming().iterations !== Infinity).length].join();
+      for (let same = 0, last = "", i = 0; same < 3 && i < 120; i++) {
+        await frame();
+        same = state() === last && state().endsWith(",0") ? same + 1 : 0;
+        last = state();
+      }
+    }""")
 
 
 def test_bad_requests_are_refused_before_they_cost_anything(server):

@@ -2,6 +2,7 @@
 import { nameAsTheyRead, recordUntouched, type } from "./fields.js";
 import { Parts } from "./parts.js";
 import { Player, RATE } from "./player.js";
+import { refusal, save } from "./save.js";
 import { Take } from "./take.js";
 import { Takes } from "./takes.js";
 import { Wave } from "./wave.js";
@@ -261,14 +262,6 @@ function reset() {
   byId("ch-spoken").hidden = true;
 }
 
-async function refusal(answer) {
-  try {
-    return (await answer.json()).error.message;
-  } catch {
-    return `The server answered ${answer.status}.`;
-  }
-}
-
 recordUntouched();
 document.body.classList.toggle("ch-insecure", !window.isSecureContext); // no microphone there, says a note
 const takes = new Takes(replay);
@@ -293,4 +286,4 @@ new MutationObserver(() => {
   if (list && !list.dataset.filled) { list.dataset.filled = "1"; takes.render(); wave.draw(); }
 }).observe(document.body, { childList: true, subtree: true });
 
-window.chorus = { speak, stop, player, takes, get current() { return current; } };
+window.chorus = { speak, stop, save, player, takes, get current() { return current; } };

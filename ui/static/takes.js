@@ -1,5 +1,6 @@
 // This browser's takes: kept in IndexedDB (nothing of them stays on the server), listed with player and downloads.
 import { RATE } from "./player.js";
+import { download } from "./save.js";
 import { wavBlob } from "./wire.js";
 
 const KEEP = 20;
@@ -115,21 +116,14 @@ function command(take, text, seed, file) {
   if (s.instruct) body.instructions = s.instruct;
   if (s.x_vector_only) body.x_vector_only_mode = true;
   const json = JSON.stringify(body).replaceAll("'", "'\\''");
-  return `curl -s ${location.origin}/v1/audio/speech -H 'Content-Type: application/json' -d '${json}' -o ${file}`;
+  const options = document.querySelector("meta[name=chorus-curl]")?.content ?? ""; // certificate, password
+  return `curl -s ${options}${location.origin}/v1/audio/speech -H 'Content-Type: application/json' -d '${json}' -o ${file}`;
 }
 
 async function encoded(pcm, container, name) {
   const samples = await wavBlob(pcm, RATE).slice(44).arrayBuffer();
   const answer = await fetch(`/chorus/encode/${container}`, { method: "POST", body: samples });
   if (answer.ok) download(await answer.blob(), `${name}.${container}`);
-}
-
-function download(blob, name) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 async function copy(target, text) {
