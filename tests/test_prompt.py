@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from engine.checkpoint import Checkpoint
 from engine.errors import InvalidRequest
@@ -94,3 +95,26 @@ def test_tokens_are_counted_as_the_tokenizer_makes_them(builders):
     assert builder.count_tokens(text) == len(builder.tokenizer(text)) > 5
     assert builder.count_tokens(text, style) == builder.count_tokens(text) + len(builder.tokenizer(style))
     assert builders["base"].count_tokens(text, style) == builders["base"].count_tokens(text)  # no instruction is read
+
+
+def test_what_a_voice_always_brings_is_made_once_and_shared(builders):
+    builder, rng = builders["base"], np.random.default_rng(0)
+    embedding = rng.normal(0, 1, builder.hidden).astype(np.float32)
+    codes = rng.integers(0, builder.talker["code_predictor_config"]["vocab_size"], (40, builder.checkpoint.groups))
+    voice = {"speaker_embedding": embedding, "reference_codes": codes, "reference_text": "What the clip says."}
+    first, second = builder.build("Yes.", **voice), builder.build("No, not at all.", **voice)
+    assert first.parts[0] is second.parts[0] and first.parts[1] is not second.parts[1]
+    kept = first.prefill.clone()
+    builder.build("A third one, of another length.", **voice)
+    assert torch.equal(first.prefill, kept)  # nobody writes into what is shared
+    other = builder.build("Yes.", **voice | {"speaker_embedding": embedding + 1})
+    assert not torch.equal(other.prefill, first.prefill)
+
+
+def test_rows_in_half_precision_are_the_same_rows_rounded():
+    checkpoint = Checkpoint.open(GOLDEN / "checkpoints" / "custom_voice")
+    whole, half = PromptBuilder(checkpoint), PromptBuilder(checkpoint, torch.bfloat16)
+    for streaming in (True, False):
+        options = {"speaker": "vivian", "non_streaming_text": not streaming}
+        a, b = (builder.build("All of it, please.", **options) for builder in (whole, half))
+        assert torch.equal(a.prefill.bfloat16(), b.prefill) and torch.equal(a.trailing.bfloat16(), b.trailing)

@@ -139,3 +139,26 @@ def test_half_precision_prompts_are_taken(buffers):
     buffers.check(half, SlotOptions(seed=0, max_frames=10))
     buffers.write(1, 1, half, SlotOptions(seed=0, max_frames=10))
     assert torch.equal(buffers.rows[1, :10], half.prefill.float())
+
+
+@pytest.mark.parametrize(("trailing", "max_frames"), [(8, 20), (20, 20), (25, 6), (0, 3)])
+def test_a_prompt_in_parts_is_written_as_the_whole_one(buffers, trailing, max_frames):
+    """Parts end wherever they like; trailing rows past the last frame are left out before the pad row."""
+    whole = prompt(0, 12, trailing=trailing)
+    rows = torch.cat([whole.prefill, whole.trailing, whole.pad[None]])
+    parts = PromptRows.joined([rows[:5], rows[5:14], rows[14:]], 12, whole.pad, finite=True)
+    assert (parts.length, parts.trailing_count) == (12, trailing)
+    assert torch.equal(parts.prefill, whole.prefill) and torch.equal(parts.trailing, whole.trailing)
+    options = SlotOptions(seed=1, max_frames=max_frames)
+    for slot, written in ((1, whole), (2, parts)):
+        buffers.check(written, options)
+        buffers.write(slot, 9, written, options)
+    last = int(buffers.integers[1, LAST_ROW])
+    assert torch.equal(buffers.integers[1], buffers.integers[2])
+    assert torch.equal(buffers.rows[1, : last + 1], buffers.rows[2, : last + 1])
+
+
+def test_a_prompt_known_to_hold_what_is_not_finite_is_refused(buffers):
+    rows = torch.zeros(6, buffers.rows.shape[-1])
+    with pytest.raises(InvalidRequest):
+        buffers.check(PromptRows.joined([rows], 5, rows[0], finite=False), SlotOptions(seed=0, max_frames=4))
