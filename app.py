@@ -18,6 +18,8 @@ from engine.process import EngineProcess
 from ui import serve
 from ui.handle import EngineHandle
 
+END_S = 3  # after Ctrl+C; open pages would hold the server up for ever
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="app.py", description=__doc__)
@@ -28,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--https", action="store_true", help="self-signed certificate; remote microphones need it")
     parser.add_argument("--password", help="asked for once by the browser (any user name)")
     args = parser.parse_args(argv)
+    if args.password == "":  # of an unset variable, say: it must not open the page to everyone
+        parser.error("--password is empty: give a word, or leave it out")
     try:
         config = EngineConfig.load(args.config, **({"model": args.model} if args.model else {}))
     except ChorusError as error:
@@ -42,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     print(f"Chorus: {'https' if args.https else 'http'}://{args.host}:{args.port}", file=sys.stderr)
     try:
-        uvicorn.run(app, host=args.host, port=args.port, log_level="warning", **tls)
+        uvicorn.run(app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=END_S, **tls)
     finally:
         handle.close()
     return 0

@@ -75,6 +75,7 @@ def serving(folder: Path, config: Path, *flags: str) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             app.kill()
             app.wait()
+            pytest.fail("the app did not end by itself")
 
 
 def wait_ready(app: subprocess.Popen, url: str, log: Path, password: str) -> None:

@@ -85,9 +85,10 @@ def test_a_load_run_outlives_its_tab_and_is_found_again(open_page, server):
 def test_stop_ends_a_load_run_and_keeps_what_was_measured(open_page, server):
     page = open_page()
     open_tab(page, "Load")
+    set_number(page, "#load-level", 1)  # Stop waits for those that are running
     set_number(page, "#load-requests", 500)
     page.click("#load-run")
-    wait_job(server, lambda now: now["running"] and now["done"] >= 2)
+    wait_job(server, lambda now: now["running"] and now["done"] >= 3)
     page.click("#load-stop")
     state = wait_job(server, lambda now: not now["running"], 120)
     page.wait_for_function("document.querySelector('#load-state').textContent.includes('Stopped')")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -31,8 +32,13 @@ def network(tmp_path_factory):
     overlay = {"extends": str(ROOT / "configs" / "embedded.yaml"), "voices_dir": str(folder / "voices"),
                "trace": str(trace), "models": ["assets/embedded"]}  # fmt: skip
     (folder / "settings.yaml").write_text(yaml.safe_dump(overlay))
-    with serving(folder, folder / "settings.yaml", "--https", "--password", PASSWORD) as url:
-        yield url, trace
+    with contextlib.ExitStack() as open_page:
+        with serving(folder, folder / "settings.yaml", "--https", "--password", PASSWORD) as url:
+            yield url, trace
+            # A page that stays open, as it shows itself to the server: it must not keep the app from ending.
+            client = open_page.enter_context(httpx.Client(base_url=url, verify=False, auth=("me", PASSWORD)))
+            answer = open_page.enter_context(client.stream("GET", "/gradio_api/heartbeat/open", timeout=60))
+            assert answer.status_code == 200
 
 
 @pytest.fixture

@@ -35,6 +35,15 @@ def test_the_password_opens_and_nothing_else_does():
     assert client.get("/", headers=basic("anyone", "pässword: 1")).text == "in"
 
 
+def test_an_empty_password_is_no_password_and_is_refused(capsys):
+    """As `--password "$WORD"` gives it where WORD is not set."""
+    import app
+
+    with pytest.raises(SystemExit) as ended:
+        app.main(["--password", ""])
+    assert ended.value.code == 2 and "--password is empty" in capsys.readouterr().err
+
+
 def basic(user: str, word: str) -> dict[str, str]:
     import base64
 
