@@ -212,5 +212,8 @@ def test_three_hundred_requests_leave_nothing_behind(real, base_url, at_rest):
     assert real.restarts == 0
     print(f"\nends: {dict(ends)}; server: {dict(outcomes)}; MiB (child, server): {memory}")
     for which in (1, 2):
-        late = [entry[which] for entry in memory if entry[0] >= 100]
-        assert late[-1] - late[0] < 12, f"memory grows: {memory}"
+        # Peaks: a single reading moves by 15 MiB with what the allocator happens to have given back.
+        early, late = (
+            [entry[which] for entry in memory if low <= entry[0] <= high] for low, high in ((50, 150), (200, 300))
+        )
+        assert max(late) - max(early) < 12, f"memory grows: {memory}"
