@@ -16,8 +16,9 @@ class Balance:
     """
 
     def __init__(self, shares: dict[str, float], scale: float, device: torch.device, decay: float = 0.9) -> None:
-        self.shares, self.scale, self.decay = shares, scale, decay
+        self.scale, self.decay = scale, decay
         # On the device and changed in place: a recorded step reads and averages them where they are.
+        self.shares = {name: torch.tensor(share, device=device) for name, share in shares.items()}
         self.norms = {name: torch.zeros((), device=device) for name in shares}
         self.seen = {name: torch.zeros((), device=device) for name in shares}
 
@@ -31,7 +32,7 @@ class Balance:
     def total(self, losses: dict[str, Tensor]) -> Tensor:
         """The weighted sum, after at least one `measure` of the same losses."""
         names = self._mine(losses)
-        whole = sum(self.shares[name] for name in names)
+        whole = torch.stack([self.shares[name] for name in names]).sum()
         typical = {name: (self.norms[name] / self.seen[name]).clamp(min=1e-12) for name in names}
         parts = [self.shares[name] / whole / typical[name] * losses[name] for name in names]
         return self.scale * typical["mel"] * torch.stack(parts).sum()

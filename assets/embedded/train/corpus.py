@@ -92,3 +92,17 @@ def roughen(pcm: Tensor, share: float) -> Tensor:
     colour = decibels[:, (position.sqrt() * 511).long()][:, None]
     spectrum = spectrum * 10 ** (colour / 20)
     return torch.fft.irfft(spectrum * torch.sigmoid((cut - position) * 120), n=pcm.shape[-1]).clamp(-1, 1)
+
+
+def reverberate(pcm: Tensor, share: float) -> Tensor:
+    """PCM [B, 1, N]; a share of rows as heard in a room: decaying noise, 0.1 to 0.6 s to -60 dB, behind the sound."""
+    batch, _, length = pcm.shape
+    device = pcm.device
+    seconds = 0.1 + 0.5 * torch.rand(batch, 1, 1, device=device)
+    time = torch.arange(12000, device=device) / 24000
+    tail = torch.randn(batch, 1, len(time), device=device) * torch.exp(-6.9 * time / seconds)
+    tail = tail / tail.square().sum(-1, keepdim=True).sqrt()
+    below = 10 ** (-(2 + 16 * torch.rand(batch, 1, 1, device=device)) / 20)
+    size = length + len(time)
+    wet = torch.fft.irfft(torch.fft.rfft(pcm, size) * torch.fft.rfft(tail, size), size)[..., :length]
+    return torch.where(torch.rand(batch, 1, 1, device=device) < share, pcm + below * wet, pcm)

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 import yaml
 from balance import Balance
 from codec_losses import Discriminators, Listener, discriminator_loss, generator_loss, heard, mel_loss
@@ -105,6 +106,8 @@ class Trainer:
         cut = t["freeze_from"]  # each of the two stages comes to rest by itself
         share = (progress - cut) / (1 - cut) if self.frozen else min(1.0, progress / cut)
         curve = 0.5 * (1 + math.cos(math.pi * share))
+        for name, final in t["final_shares"].items():
+            self.balance.shares[name].fill_(t["shares"][name] + (final - t["shares"][name]) * (1 - curve))
         for rate, part, peak in (
             (self.rate, late, t["decoder_learning_rate"] if self.frozen else t["learning_rate"]),
             (self.judge_rate, warm, t["discriminator_learning_rate"]),
@@ -120,8 +123,19 @@ class Trainer:
             fewer = torch.rand(batch, device=self.device) < self.t["quantizer_dropout"]
             keep = torch.where(fewer, torch.randint(groups, (batch,), device=self.device), groups)
         first, _, commit = books[0](semantic, None, not self.frozen)
-        rest, _, more = books[1](acoustic, keep, not self.frozen)
+        rest, codes, more = books[1](acoustic, keep, not self.frozen)
+        if self.frozen:
+            rest = self.mistake(codes)
         return first, rest, commit + more
+
+    def mistake(self, codes: Tensor) -> Tensor:
+        """codes [B, T, groups - 1] -> their vectors, with some taken from other frames: a talker's are not all right."""
+        t, flat = self.t, codes.flatten(0, 1)
+        other = flat.gather(0, torch.randint(len(flat), flat.shape, device=self.device)).view_as(codes)
+        rate = t["mistaken_codes"] * (torch.rand(len(codes), 1, 1, device=self.device) < t["mistaken"])
+        codes = torch.where(torch.rand(codes.shape, device=self.device) < rate, other, codes)
+        tables = self.codec.books[1].vectors()
+        return torch.stack([F.embedding(codes[..., g], table) for g, table in enumerate(tables)]).sum(0)
 
     def step(self, progress: float) -> dict[str, Tensor]:
         """One step of training; on a GPU recorded once for each kind of step, then replayed: thousands of small
