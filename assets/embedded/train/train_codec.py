@@ -129,7 +129,7 @@ class Trainer:
         return first, rest, commit + more
 
     def mistake(self, codes: Tensor) -> Tensor:
-        """codes [B, T, groups - 1] -> their vectors, with some taken from other frames: a talker's are not all right."""
+        """codes [B, T, groups - 1] -> their vectors, some taken from other frames: a talker errs too."""
         t, flat = self.t, codes.flatten(0, 1)
         other = flat.gather(0, torch.randint(len(flat), flat.shape, device=self.device)).view_as(codes)
         rate = t["mistaken_codes"] * (torch.rand(len(codes), 1, 1, device=self.device) < t["mistaken"])
