@@ -190,8 +190,13 @@ def mel_spectrogram(pcm: Tensor) -> Tensor:
     window = torch.hann_window(FFT, device=pcm.device, dtype=pcm.dtype)
     spectrum = torch.stft(padded, FFT, HOP, window=window, center=False, return_complex=True)
     magnitude = torch.sqrt(torch.view_as_real(spectrum).square().sum(-1) + 1e-9)  # [B, 513, T]
-    filters = torch.from_numpy(mel_filters()).to(pcm.device, pcm.dtype)
-    return torch.log((filters @ magnitude).clamp(min=1e-5)).transpose(1, 2)
+    return torch.log((_filters(pcm.device, pcm.dtype) @ magnitude).clamp(min=1e-5)).transpose(1, 2)
+
+
+@lru_cache(maxsize=8)
+def _filters(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """`mel_filters` where they are used: copied there once."""
+    return torch.from_numpy(mel_filters()).to(device, dtype)
 
 
 @lru_cache(maxsize=1)

@@ -148,10 +148,14 @@ class Codec(nn.Module):
 
     def latents(self, pcm: Tensor) -> list[Tensor]:
         """pcm [B, 1, N], N a multiple of 1920 -> semantic and acoustic latents, [B, T, width] each, float32."""
+        h = self.trunk(pcm).transpose(1, 2)
+        return [p(h).transpose(1, 2).float() for p in self.project]
+
+    def trunk(self, pcm: Tensor) -> Tensor:
+        """What the two projections see: [B, T, hidden]."""
         h = self.seanet(pcm)
         h = self.transformer(h.transpose(1, 2))[0].transpose(1, 2)
-        h = self.downsample(h)
-        return [p(h).transpose(1, 2).float() for p in self.project]
+        return self.downsample(h).transpose(1, 2)
 
     def encode(self, pcm: Tensor) -> Tensor:
         """[B, 1, N] -> codes [B, T, groups]."""

@@ -20,7 +20,7 @@ SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("u
 
 @torch.inference_mode()
 def encode(codec: Codec, corpus: Corpus, samples_in_batch: int = 24000 * 600) -> list[np.ndarray]:
-    """Codes [frames, groups] of every clip, in float32. Right padding does no harm: all is causal."""
+    """Codes [frames, groups] of every clip. Right padding does no harm: all is causal."""
     order = np.argsort(corpus.frames)
     out: list[np.ndarray] = [np.zeros(0)] * len(order)
     at = 0
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # for talkers good enough
     corpus = Corpus(args.corpus, args.device)
     codec = Codec(SETTINGS["codec"])
     import_state(codec, load_file(args.codec))

@@ -25,7 +25,7 @@ class Examples(IterableDataset):
         self.codes = np.concatenate([part["codes"] for part in codes]).astype(np.int64)
         self.offset = np.cumsum(np.concatenate([[0], *[np.diff(part["offset"]) for part in codes]]))
         self.size = settings["codec"]["codebook_size"]
-        self.speaker = clips["speaker"]
+        self.speaker, self.start, self.samples = (clips[key] for key in ("speaker", "start", "samples"))
         every, begin = labels(corpus), clips["start"] // 480
         first_place = np.concatenate([[0], np.cumsum(np.load(pack / "jobs.npz")["count"] + 2)])
         self.phones, self.places = [], []
@@ -52,24 +52,23 @@ class Examples(IterableDataset):
     def clip_codes(self, clip: int) -> np.ndarray:
         return self.codes[self.offset[clip] : self.offset[clip + 1]]
 
-    def example(self, clip: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], int, int]:
-        """-> rows, clip of the speaker encoder, layout number."""
+    def example(self, clip: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], int]:
+        """-> rows, clip of the speaker encoder."""
         others = self.by_speaker.get(int(self.speaker[clip]), np.array([clip]))
         other = int(rng.choice(others))
         for _ in range(8):
             if other != clip and len(self.clip_codes(other)) <= 130:
                 break
             other = int(rng.choice(others))
-        layouts = list(self.t["layouts"])
-        kind = int(rng.choice(len(layouts), p=list(self.t["layouts"].values())))
-        context = layouts[kind].startswith("context")
+        layout = str(rng.choice(list(self.t["layouts"]), p=list(self.t["layouts"].values())))
+        context = layout.startswith("context")
         made = Example(
             self.text[clip],
             self.clip_codes(clip),
             self.text[other] if context else None,
             self.clip_codes(other) if context else None,
             "english" if rng.random() < self.t["language_tag"] else None,
-            layouts[kind].endswith("streaming"),
+            layout.endswith("streaming"),
         )
         rows = build(self.ids, made)
         rows["heard"] = rows["codes"].copy(), rows["codec"].copy()
@@ -83,7 +82,7 @@ class Examples(IterableDataset):
             rows["high"][first : first + frames] = rows["said"] + places.max(1)
         if not self.held_back:
             self._disturb(rows, len(made.codes), rng)
-        return rows, other, kind
+        return rows, other
 
     def _disturb(self, rows: dict, frames: int, rng: np.random.Generator) -> None:
         """Wrong or hidden codes among the generated frames' inputs; what is to be predicted stays right."""
@@ -104,40 +103,52 @@ class Examples(IterableDataset):
         info = get_worker_info()
         seed = 1 if self.held_back else int(torch.initial_seed() % 2**31) + (info.id if info else 0)
         rng, made = np.random.default_rng(seed), 0
-        while not self.batches or made < self.batches:
-            pool = [self.example(int(c), rng) for c in rng.choice(self.targets, min(1024, len(self.targets)))]
-            pool = sorted((p for p in pool if len(p[0]["text"]) <= self.t["longest"]), key=lambda p: len(p[0]["text"]))
-            groups, at = [], 0
-            while at < len(pool):
-                count = 1
-                while at + count < len(pool) and len(pool[at + count][0]["text"]) * (count + 1) <= self.t["positions"]:
-                    count += 1
-                groups.append(pool[at : at + count])
-                at += count
-            for index in rng.permutation(len(groups)):
-                yield self.collate(groups[index])
-                made += 1
-                if self.batches and made >= self.batches:
-                    return
+        lengths = self.t["lengths"]
+        waiting: dict[int, list[tuple[dict[str, np.ndarray], int]]] = {length: [] for length in lengths}
+        while True:
+            rows, other = self.example(int(rng.choice(self.targets)), rng)
+            fitting = [length for length in lengths if length >= len(rows["text"])]
+            if not fitting:
+                continue
+            group = waiting[fitting[0]]
+            group.append((rows, other))
+            if len(group) < self.t["positions"] // fitting[0]:
+                continue
+            yield self.collate(group, fitting[0], rng)
+            group.clear()
+            made += 1
+            if self.batches and made >= self.batches:
+                return
 
-    def collate(self, group: list[tuple[dict[str, np.ndarray], int, int]]) -> dict[str, Tensor]:
-        """Right-padded rows, and for every frame to predict: its row (flat) and its true codes."""
-        longest = -(-max(len(rows["text"]) for rows, _, _ in group) // 16) * 16
+    def collate(
+        self, group: list[tuple[dict[str, np.ndarray], int]], longest: int, rng: np.random.Generator
+    ) -> dict[str, Tensor]:
+        """Right-padded rows; and `predicted` of the frames to predict: row (flat), true codes, phones, weight (0: there
+        were not as many). Shapes depend on `longest` alone, so that a step can be recorded."""
         batch: dict[str, np.ndarray] = {}
         for key in ("text", "codec", "codes", "speaker", "target", "low", "high"):
             first = group[0][0][key]
             batch[key] = np.full((len(group), longest, *first.shape[1:]), 0 if key == "speaker" else -1, first.dtype)
-            for i, (rows, _, _) in enumerate(group):
+            for i, (rows, _) in enumerate(group):
                 batch[key][i, : len(rows[key])] = rows[key]
         where, frames = [], []
-        for i, (rows, _, _) in enumerate(group):
+        for i, (rows, _) in enumerate(group):
             predicting = np.flatnonzero((rows["target"] >= 0) & (rows["target"] < self.size))
             where.append(i * longest + predicting)
             codes, codec = rows["heard"]  # row r + 1 holds the frame that row r predicts
             frames.append(np.concatenate([codec[predicting + 1, None], codes[predicting + 1]], 1))
-        batch["where"], batch["frames"] = np.concatenate(where), np.concatenate(frames)
-        batch["phones"] = np.concatenate([rows["phones"] for rows, _, _ in group]).astype(np.int64)
-        batch["reference"] = np.array([other for _, other, _ in group])
-        batch["who"] = self.speaker[batch["reference"]].astype(np.int64)
-        batch["kind"] = np.array([kind for _, _, kind in group])
-        return {key: torch.from_numpy(value) for key, value in batch.items()}
+        every = np.concatenate(where)
+        count = self.t["predicted"]
+        pick = rng.permutation(len(every))[:count]
+        rest = count - len(pick)
+
+        def fixed(values: np.ndarray) -> np.ndarray:
+            return np.concatenate([values[pick], np.zeros((rest, *values.shape[1:]), values.dtype)])
+
+        batch["where"], batch["frames"] = fixed(every), fixed(np.concatenate(frames))
+        batch["phones"] = fixed(np.concatenate([rows["phones"] for rows, _ in group]).astype(np.int64))
+        batch["weight"] = fixed(np.ones(len(every), np.float32))
+        other = np.array([other for _, other in group])
+        batch["start"], batch["samples"] = self.start[other], self.samples[other]
+        batch["who"] = self.speaker[other].astype(np.int64)
+        return {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in batch.items()}

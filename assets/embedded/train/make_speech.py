@@ -129,6 +129,14 @@ def trim_and_level(wave: Tensor, generator: torch.Generator) -> tuple[Tensor, Te
     return wave * gain[:, None] * ramp, start, end
 
 
+def bent_speakers(speakers: int, versions: int) -> list[np.ndarray]:
+    """[speakers] of ones, then of each further version: how much faster and higher each speaker is played."""
+    steps = np.array(SETTINGS["corpus"]["bends"], np.float32).reshape(2, -1)
+    number = np.arange(speakers)
+    chosen = [steps[(v + number // 7) % 2, number % steps.shape[1]] for v in range(versions)]
+    return [np.ones(speakers, np.float32), *chosen]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, required=True)
@@ -137,6 +145,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th clip, from the i-th")
     parser.add_argument("--limit", type=int, default=None, help="only the first clips")
+    parser.add_argument("--bent", type=int, default=0, help="further versions of every clip, faster or slower (0 to 2)")
     parser.add_argument("--chunk", type=int, default=6000)
     parser.add_argument("--frames", type=int, default=8000, help="frames of 25 ms in a batch")
     parser.add_argument("--grid", type=int, default=8)
@@ -149,13 +158,16 @@ def main() -> None:
     jobs = Jobs(args.pack, device)
     model = kokoro.load(speech_pack.read_weights(args.pack / "weights.bin"), args.kokoro, device)
     order = np.arange(len(jobs.count))[: args.limit][part::parts]
+    bends = bent_speakers(len(jobs.pitch), args.bent)
     capacity = int(jobs.count[order].sum() * 0.1 * RATE) + 10 * RATE  # 0.1 s a phoneme is far above the mean
+    capacity *= len(bends)
     pcm = torch.zeros(capacity, dtype=torch.int16, device=device)
     phones = torch.zeros(capacity // PHONE_HOP, 2, dtype=torch.uint8, device=device)
     at, table = 0, []
     print(f"loaded in {time.time() - began:.0f} s, {len(order)} clips to make", flush=True)
 
-    def store(group: np.ndarray, wave: Tensor, heard: Tensor, factor: float) -> None:
+    def store(group: np.ndarray, wave: Tensor, heard: Tensor, factor: float, shift: int) -> None:
+        """shift: added to the speakers' numbers."""
         nonlocal at
         source = wave.shape[1]
         wave, start, end = trim_and_level(shift_pitch(wave, factor), generator)
@@ -170,17 +182,18 @@ def main() -> None:
             middle = (torch.arange(steps, device=device) * PHONE_HOP + PHONE_HOP // 2 + low) * rate
             which = (middle / kokoro.FRAME).long().clamp(max=heard.shape[2] - 1)
             phones[at // PHONE_HOP : at // PHONE_HOP + steps] = heard[row][:, which].T
-            table.append((at, high - low, int(jobs.speaker[group[row]]), int(group[row])))
+            table.append((at, high - low, int(jobs.speaker[group[row]]) + shift, int(group[row])))
             at += -(-(high - low) // FRAME) * FRAME
 
     with torch.inference_mode():
         for low in range(0, len(order), args.chunk):
             for group, wave, heard in batches(model, jobs, order[low : low + args.chunk], args):
-                factors = jobs.pitch[jobs.speaker[group]]
-                for factor in np.unique(factors):
-                    rows = np.flatnonzero(factors == factor)
-                    pick = torch.from_numpy(rows).to(device)
-                    store(group[rows], wave[pick], heard[pick], float(factor))
+                for version, bend in enumerate(bends):
+                    factors = (jobs.pitch * bend)[jobs.speaker[group]]
+                    for factor in np.unique(factors):
+                        rows = np.flatnonzero(factors == factor)
+                        pick = torch.from_numpy(rows).to(device)
+                        store(group[rows], wave[pick], heard[pick], float(factor), version * len(jobs.pitch))
                 if time.time() - began > args.seconds:
                     break
             print(f"{time.time() - began:.0f} s: {len(table)} clips, {at / RATE / 3600:.2f} h", flush=True)

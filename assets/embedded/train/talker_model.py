@@ -115,9 +115,10 @@ class Talker(nn.Module):
         h = self.predictor(inputs_embeds=x).last_hidden_state[:, 1:]
         return torch.einsum("ngd,gvd->ngv", h, torch.stack([head.weight for head in self.heads]))
 
-    def phone_loss(self, hidden: Tensor, phones: Tensor) -> Tensor:
-        """hidden [N, width], phones [N, 4]: only the text tells them ahead, so this makes the talker read it."""
-        return F.cross_entropy(self.phone_head(hidden).float().view(-1, 178), phones.flatten())
+    def phone_losses(self, hidden: Tensor, phones: Tensor) -> Tensor:
+        """hidden [N, width], phones [N, 4] -> [N, 4]: only the text tells them ahead, so this makes the talker read."""
+        logits = self.phone_head(hidden).float().view(-1, 178)
+        return F.cross_entropy(logits, phones.flatten(), reduction="none").view_as(phones)
 
     def lead_loss(self, low: Tensor, high: Tensor) -> Tensor:
         """The first head of each led layer shall look where the text to be spoken is: rows low .. high [B, L] (-1: not

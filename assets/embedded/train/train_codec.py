@@ -24,7 +24,9 @@ from codec_losses import Discriminators, Listener, discriminator_loss, generator
 from codec_model import Codec, export_state, host_constants, import_state
 from corpus import FRAME, Corpus, roughen
 from profiling import profile
+from recording import Recorder
 from safetensors.torch import load_file, save_file
+from spread import relative, respread, spread_loss
 from torch import Tensor, nn
 
 from engine.codec.layers import SnakeBeta
@@ -45,6 +47,8 @@ class Trainer:
         if args.resume:
             self._resume(args.resume)
         host_constants(self.codec)
+        if args.respread:
+            self._respread()
         self.first = self.steps
         self.frozen = False
         cuda = self.device.type == "cuda"
@@ -55,9 +59,8 @@ class Trainer:
         self.judge_adam = torch.optim.AdamW(self.judge.parameters(), lr=self.judge_rate, **adam)
         self.balance = Balance(self.t["shares"], self.t["weights"]["mel"], self.device)
         self.seen: list[Tensor] = []  # latents of the last step, for `revive`
-        self.recorded: dict[tuple, tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]] = {}
-        self.taken, self.tried = Counter(), Counter()  # steps of each stage; of them unrecorded
-        self.record = cuda and not args.plain
+        self.recorder = Recorder(cuda and not args.plain)
+        self.taken: Counter[tuple[bool, bool]] = Counter()  # steps of each stage
 
     def _resume(self, path: Path) -> None:
         if path.suffix == ".safetensors":
@@ -75,6 +78,11 @@ class Trainer:
         self.judge.load_state_dict(saved["judge"])
         self.listener.load_state_dict(saved["listener"])
         self.average, self.steps, self.knows_judge = saved["average"], saved["steps"], True
+
+    def _respread(self) -> None:
+        with torch.no_grad(), self.autocast():
+            crops = [self.corpus.crops(64, self.t["crop_frames"], self.t["bent"])[0] for _ in range(8)]
+            respread(self.codec, torch.cat([self.codec.trunk(pcm).float().flatten(0, 1) for pcm in crops]))
 
     def freeze(self) -> None:
         """From here on the codes are what is shipped: encoder and codebooks rounded as they are stored."""
@@ -126,7 +134,7 @@ class Trainer:
         rest, codes, more = books[1](acoustic, keep, not self.frozen)
         if self.frozen:
             rest = self.mistake(codes)
-        return first, rest, commit + more
+        return first, rest, commit + relative(more, acoustic.flatten(0, 1))
 
     def mistake(self, codes: Tensor) -> Tensor:
         """codes [B, T, groups - 1] -> their vectors, some taken from other frames: a talker errs too."""
@@ -138,8 +146,7 @@ class Trainer:
         return torch.stack([F.embedding(codes[..., g], table) for g, table in enumerate(tables)]).sum(0)
 
     def step(self, progress: float) -> dict[str, Tensor]:
-        """One step of training; on a GPU recorded once for each kind of step, then replayed: thousands of small
-        kernels would otherwise wait for Python."""
+        """One step of training: its losses."""
         if progress >= self.t["freeze_from"] and not self.frozen:
             self.freeze()
         if not self.frozen:
@@ -149,36 +156,7 @@ class Trainer:
         measured = self.taken[stage] % self.t["measure_every"] == 0
         self.taken[stage] += 1
         self.steps += 1
-        kind = (stage, measured)
-        if kind in self.recorded:
-            graph, log = self.recorded[kind]
-            graph.replay()
-            return log
-        self.tried[kind] += 1
-        if not self.record or self.tried[kind] < 4:  # the first steps choose kernels and compile
-            return self.once(stage[1], measured)
-        try:
-            return self._record(kind)
-        except Exception as error:
-            raise SystemExit(f"the step cannot be recorded ({error}); go on with --plain") from error
-
-    def _record(self, kind: tuple[tuple[bool, bool], bool]) -> dict[str, Tensor]:
-        (_, judged), measured = kind
-        torch.cuda.synchronize()
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(2):
-                self.once(judged, measured)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        self.adam.zero_grad(set_to_none=True)
-        self.judge_adam.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph):
-            log = self.once(judged, measured)
-        self.recorded[kind] = graph, log
-        graph.replay()
-        return log
+        return self.recorder.run((stage, measured), lambda: self.once(stage[1], measured))
 
     def _care_for_books(self) -> None:
         books = self.codec.books
@@ -213,9 +191,9 @@ class Trainer:
             self.balance.measure(log, fake)
         loss = self.balance.total(log) + log["listen"]
         if not self.frozen:
-            log["commitment"] = commitment
+            log["commitment"], log["spread"] = commitment, spread_loss(latents[1].flatten(0, 1))
             log["phone"], log["phone_accuracy"] = self.codec.phone_loss(semantic, phones)
-            loss = loss + t["weights"]["commitment"] * commitment + t["weights"]["phone"] * log["phone"]
+            loss = loss + sum(t["weights"][name] * log[name] for name in ("commitment", "spread", "phone"))
         self.adam.zero_grad(set_to_none=True)
         loss.backward(inputs=self.learning())  # not the discriminators: they have their gradients already
         log["norm"] = nn.utils.clip_grad_norm_(self.codec.parameters(), 20.0)
@@ -275,6 +253,9 @@ def main() -> None:
         "--resume",
         type=Path,
         help="codec.pt of an earlier stretch, or its codec.safetensors",
+    )
+    parser.add_argument(
+        "--respread", action="store_true", help="new acoustic latents for a collapsed encoder (spread.py)"
     )
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--steps", type=int, default=10**9)

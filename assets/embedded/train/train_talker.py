@@ -14,13 +14,13 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 import yaml
 from corpus import FRAME, Corpus, roughen
 from examples import Examples
 from profiling import profile
+from recording import Recorder
 from safetensors.torch import load_file, save_file
 from talker_model import Talker, export_state, import_state
 from torch import Tensor, nn
@@ -51,64 +51,77 @@ class Trainer:
             self.talker.load_state_dict({k: v for k, v in fresh.items() if k.startswith(args.reset)}, strict=False)
             saved.pop("adam", None)
             saved.pop("average", None)
+        cuda = self.device.type == "cuda"
+        self.rate = torch.tensor(1e-3, device=self.device)  # a recorded step reads it where it is
+        self.first, self.best = self.steps, math.inf
+        self.batches: dict[int, dict[str, Tensor]] = {}  # of each length: where a recorded step finds its batch
+        self.recorder = Recorder(cuda and not args.plain, shared=True)
         matrices = [p for p in self.talker.parameters() if p.ndim > 1]
         others = [p for p in self.talker.parameters() if p.ndim <= 1]
         self.adam = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": self.t["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
-            lr=1e-3,
+            lr=self.rate,
             betas=(0.9, 0.95),
-            fused=self.device.type == "cuda",
+            fused=cuda,
+            capturable=cuda,
         )
         if saved.get("adam"):
             self.adam.load_state_dict(saved["adam"])
+            for group in self.adam.param_groups:
+                group["lr"] = self.rate
         self.average = saved.get("average") or {k: v.detach().clone() for k, v in self.talker.named_parameters()}
 
-    def references(self, which: np.ndarray, frames: int) -> Tensor:
+    def references(self, batch: dict[str, Tensor], frames: int) -> Tensor:
         """PCM [B, frames * 1920]: a random stretch of each clip, repeated where the clip is shorter."""
-        length = frames * FRAME
-        pcm = self.corpus.pcm
-        samples = torch.from_numpy(self.corpus.samples[which]).to(self.device)
-        start = torch.from_numpy(self.corpus.start[which]).to(self.device)
-        shift = (torch.rand(len(which), device=self.device) * (samples - length).clamp(min=0)).long()
+        length, start, samples = frames * FRAME, batch["start"], batch["samples"]
+        shift = (torch.rand(len(start), device=self.device) * (samples - length).clamp(min=0)).long()
         index = (torch.arange(length, device=self.device)[None] + shift[:, None]) % samples[:, None]
-        return pcm[start[:, None] + index].float() / 32768
+        return self.corpus.pcm[start[:, None] + index].float() / 32768
 
     def losses(self, batch: dict[str, Tensor], frames: int) -> dict[str, Tensor]:
-        which = batch["reference"].numpy()
-        pcm = self.references(which, frames)
+        """batch on the device. frames: how much of its reference the speaker encoder hears."""
+        pcm = self.references(batch, frames)
         if self.talker.training:
             pcm = roughen(pcm[:, None], 0.4)[:, 0]
-        rows = {k: v.to(self.device, non_blocking=True) for k, v in batch.items() if k not in ("reference", "kind")}
+        weight = batch["weight"] / batch["weight"].sum()
+
+        def mean(losses: Tensor) -> Tensor:
+            """[N, ...] of the predicted frames."""
+            return (losses.flatten(1).mean(1) * weight).sum()
+
         cuda = self.device.type == "cuda"
         with torch.autocast("cuda", dtype=torch.bfloat16) if cuda else nullcontext():
             speaker = self.talker.speaker_encoder(mel_spectrogram(pcm))
-            hidden = self.talker(rows, speaker).flatten(0, 1)
-            target = rows["target"].flatten()
-            chosen = (target >= 0).nonzero()[:, 0]
-            logits = self.talker.codec_head(hidden.index_select(0, chosen))
-            framed = hidden.index_select(0, rows["where"])
-            parts = self.talker.predict(framed, rows["frames"])
-        log = {"code0": F.cross_entropy(logits.float(), target[chosen])}
-        log["lead"] = self.talker.lead_loss(rows["low"], rows["high"])
-        log["phone"] = self.talker.phone_loss(framed, rows["phones"])
-        by_group = (
-            F.cross_entropy(parts.float().flatten(0, 1), rows["frames"][:, 1:].flatten(), reduction="none")
-            .unflatten(0, (-1, parts.shape[1]))
-            .mean(0)
-        )
-        log["groups"], log["by_group"] = by_group.mean(), by_group.detach()
-        log["speaker"] = self.talker.speaker_loss(speaker, rows["who"])
+            hidden = self.talker(batch, speaker).flatten(0, 1)
+            logits = self.talker.codec_head(hidden)
+            framed = hidden.index_select(0, batch["where"])
+            parts = self.talker.predict(framed, batch["frames"])
+        log = {"code0": F.cross_entropy(logits.float(), batch["target"].flatten(), ignore_index=-1)}
+        log["lead"] = self.talker.lead_loss(batch["low"], batch["high"])
+        log["phone"] = mean(self.talker.phone_losses(framed, batch["phones"]))
+        by_group = F.cross_entropy(parts.float().flatten(0, 1), batch["frames"][:, 1:].flatten(), reduction="none")
+        by_group = by_group.unflatten(0, (-1, parts.shape[1]))
+        log["groups"], log["by_group"] = mean(by_group), (by_group.detach() * weight[:, None]).sum(0)
+        log["speaker"] = self.talker.speaker_loss(speaker, batch["who"])
         return log
 
     def step(self, batch: dict[str, Tensor], progress: float) -> dict[str, Tensor]:
-        t = self.t
-        warm = min(1.0, (self.steps + 1) / t["warmup_steps"])
+        """batch: from the loader. One step of training: its losses."""
+        t, length = self.t, batch["text"].shape[1]
+        warm = min(1.0, (self.steps - self.first + 1) / t["warmup_steps"])
         curve = 0.5 * (1 + math.cos(math.pi * progress))
-        rate = warm * (t["final_learning_rate"] + (t["learning_rate"] - t["final_learning_rate"]) * curve)
-        for group in self.adam.param_groups:
-            group["lr"] = rate
-        log = self.losses(batch, int(np.random.default_rng(self.steps).choice(t["reference_frames"])))
-        loss = log["code0"] + sum(weight * log[name] for name, weight in t["weights"].items())
+        self.rate.fill_(warm * (t["final_learning_rate"] + (t["learning_rate"] - t["final_learning_rate"]) * curve))
+        if length not in self.batches:
+            self.batches[length] = {key: value.to(self.device) for key, value in batch.items()}
+        for key, value in batch.items():
+            self.batches[length][key].copy_(value, non_blocking=True)
+        frames = t["reference_frames"][t["lengths"].index(length) % len(t["reference_frames"])]
+        self.steps += 1
+        return self.recorder.run(length, lambda: self.once(self.batches[length], frames))
+
+    def once(self, batch: dict[str, Tensor], frames: int) -> dict[str, Tensor]:
+        log = self.losses(batch, frames)
+        loss = log["code0"] + sum(weight * log[name] for name, weight in self.t["weights"].items())
         self.adam.zero_grad(set_to_none=True)
         loss.backward()
         log["norm"] = nn.utils.clip_grad_norm_(self.talker.parameters(), 1.0)
@@ -116,17 +129,17 @@ class Trainer:
         with torch.no_grad():
             names, values = zip(*self.talker.named_parameters(), strict=True)
             torch._foreach_lerp_([self.average[n] for n in names], list(values), 0.002)
-        self.steps += 1
-        return log
+        return {key: value.detach() for key, value in log.items()}
 
     @torch.no_grad()
-    def validate(self, batches: list[dict[str, Tensor]]) -> dict[str, object]:
+    def validate(self, batches: list[dict[str, Tensor]]) -> dict[str, list[float]]:
         """Losses of the averaged weights on clips that are never trained on."""
         self.talker.eval()
         own = {k: v.detach().clone() for k, v in self.talker.named_parameters()}
         self._put(self.average)
-        logs = [self.losses(batch, 50) for batch in batches]
-        for log, batch in zip(logs, batches, strict=True):
+        placed = [{key: value.to(self.device) for key, value in batch.items()} for batch in batches]
+        logs = [self.losses(batch, 50) for batch in placed]
+        for log, batch in zip(logs, placed, strict=True):
             # With the text of other clips: what the loss would be if the talker did not read.
             log["unread"] = self.losses(batch | {"text": batch["text"].roll(1, 0)}, 50)["code0"]
         self._put(own)
@@ -141,14 +154,21 @@ class Trainer:
         for name, parameter in self.talker.named_parameters():
             parameter.data.copy_(values[name])
 
-    def save(self) -> None:
-        """Full state to --out, averaged weights in two float16 files (each below 16 MB) to --small."""
+    def save(self, validation: list[dict[str, Tensor]]) -> None:
+        """Full state to --out; to --small, if they are the best so far on clips not trained on, the averaged weights in
+        two float16 files (each below 16 MB)."""
+        found = self.validate(validation)
+        print(f"validation after {self.steps} steps", found, flush=True)
         out, small = self.args.out, self.args.small
         out.mkdir(parents=True, exist_ok=True)
         small.mkdir(parents=True, exist_ok=True)
         state = {"talker": self.talker.state_dict(), "average": self.average, "steps": self.steps}
         torch.save(state | {"adam": self.adam.state_dict()}, out / "talker.pt.part")
         (out / "talker.pt.part").rename(out / "talker.pt")
+        score = sum(found[name][0] for name in ("code0", "groups", "phone"))
+        if score >= self.best:
+            return
+        self.best = score
         weights = {k: v.to(torch.float16) for k, v in export_state(self.average).items()}
         half, size, files = sum(v.numel() for v in weights.values()) / 2, 0, ({}, {})
         for name, value in weights.items():
@@ -167,6 +187,7 @@ def main() -> None:
     parser.add_argument("--small", type=Path, help="folder of the float16 weights; default: --out")
     parser.add_argument("--resume")
     parser.add_argument("--reset", help="weights that start anew all the same: 'model.' for the talker's layers")
+    parser.add_argument("--plain", action="store_true", help="no recorded steps")
     parser.add_argument("--profile", action="store_true", help="print the ten slowest operations of five steps, stop")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--steps", type=int, default=10**9)
@@ -209,11 +230,9 @@ def main() -> None:
             print(f"{spent:.0f}s {trainer.steps} p{progress:.3f} {rate:.0f}ms {values}", flush=True)
             shown = time.time()
         if time.time() - saved > args.save_every:
-            print("validation", trainer.validate(validation), flush=True)
-            trainer.save()
+            trainer.save(validation)
             saved = time.time()
-    print("validation", trainer.validate(validation), flush=True)
-    trainer.save()
+    trainer.save(validation)
 
 
 if __name__ == "__main__":
