@@ -15,40 +15,14 @@ import pytest
 from engine.request import SpeechRequest
 from tests.conftest import small_engine_config
 from tests.processes import SLOTS, shared_process
+from tests.streams import codes_of, requests, together
 
 pytestmark = pytest.mark.slow
-WORDS = "one two three four five six seven eight".split()
 
 
 @pytest.fixture(scope="module")
 def process():
     return shared_process()
-
-
-def requests(process, count, frames):
-    """Eight voices in turn, every text, seed and length of its own; half of them by x-vector alone."""
-    names = [entry.name for entry in process.voices.list()]
-    voices = [(name, x_vector) for x_vector in (False, True) for name in names][:8]
-    assert len(set(voices)) == 8
-    return [
-        SpeechRequest(
-            f"Number {WORDS[i % 8]}, and {' '.join(WORDS[: 1 + i % 5])}.",
-            voice=voices[i % 8][0],
-            x_vector_only=voices[i % 8][1],
-            seed=100 + i,
-            max_frames=frames + 3 * i,
-        )
-        for i in range(count)
-    ]
-
-
-def together(process, wanted):
-    """PCM, emission times and result of each request, all submitted at once."""
-    streams = [process.stream(request) for request in wanted]
-    heard = [list(stream) for stream in streams]
-    pcm = [np.concatenate([chunk.pcm for chunk in chunks]) for chunks in heard]
-    times = [[chunk.emitted_at for chunk in chunks] for chunks in heard]
-    return pcm, times, [stream.result for stream in streams]
 
 
 def test_sixteen_streams_sound_as_each_alone(process):
@@ -65,23 +39,6 @@ def test_sixteen_streams_sound_as_each_alone(process):
     for i in range(15):  # the check would see a mix-up
         n = min(len(mixed[i]), len(mixed[i + 1]))
         assert np.abs(mixed[i][:n] - mixed[i + 1][:n]).max() > 1e-2
-
-
-def codes_of(engine, wanted):
-    """int64 [frames, G] of each request, all submitted at once: what the talker hands to the codec."""
-    codes = {request.id: [] for request in wanted}
-    stage, produced = engine._loop._codec, engine._loop._codec.produced
-
-    def watched(job, new, *, ended):
-        codes[job.id].append(new)
-        produced(job, new, ended=ended)
-
-    stage.produced = watched
-    try:
-        together(engine, wanted)
-    finally:
-        del stage.produced
-    return [np.concatenate(codes[request.id]) for request in wanted]
 
 
 def test_sixteen_streams_have_the_codes_of_each_alone(tmp_path, caplog):
