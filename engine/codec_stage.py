@@ -13,7 +13,7 @@ import torch
 from engine.codec.graphs import CodecRunner, Decoded
 from engine.codec.streaming import SlotState
 from engine.job import Job
-from engine.scheduler import CodecQueue, SchedulerSettings
+from engine.scheduler import CodecBatch, CodecQueue, SchedulerSettings
 from engine.trace import Trace
 
 PRIMED_STATES = 64  # codec states kept after the reference clip of a voice, least recently used dropped
@@ -33,6 +33,7 @@ class CodecStage:
     def __init__(self, runner: CodecRunner, settings: SchedulerSettings, trace: Trace) -> None:
         self._runner = runner
         self._queue = CodecQueue(settings)
+        self._in_flight = settings.in_flight
         self._trace = trace
         self._jobs: dict[str, Job] = {}
         self._launched: deque[_Launch] = deque()
@@ -73,19 +74,32 @@ class CodecStage:
         return self._queue.done(job.id) and job.in_flight == 0
 
     def run(self, *, wait: bool) -> Iterator[tuple[Job, np.ndarray, int]]:
-        """Launch every chunk that is due; yields (job, float32 PCM, frames) of what is ready, in launch order.
+        """Launch chunks that are due; yields (job, float32 PCM, frames) of what is ready, in launch order.
 
-        `wait` waits for the device: right when the talker has nothing to do meanwhile.
+        On a GPU no more than `in_flight` launches are under way. What is due beyond that waits here, where it is put in
+        order and shares a launch with what comes due meanwhile; on the device it would wait in the order in which it
+        came, a launch for every one or two streams.
+
+        `wait` waits for the device, until nothing is due: right when the talker has nothing to do meanwhile.
         """
-        while (batch := self._queue.take(time.monotonic())) is not None:
-            left = list(batch.streams)
-            while left:
-                # A voice that is heard for the first time costs its whole reference: nobody else waits for that.
-                now = [name for name in left if self._primed_already(self._jobs[name])] or left[:1]
-                self._launch([self._jobs[name] for name in now], batch.frames)
-                yield from self._collect(wait=False)
-                left = [name for name in left if name not in now and name in self._jobs]  # one may have ended meanwhile
-        yield from self._collect(wait=wait)
+        yield from self._collect()
+        while True:
+            while len(self._launched) < self._in_flight:
+                if (batch := self._queue.take(time.monotonic())) is None:
+                    break
+                yield from self._launch_all(batch)
+            if not wait or not self._launched:
+                return
+            yield from self._collect(wait=True)
+
+    def _launch_all(self, batch: CodecBatch) -> Iterator[tuple[Job, np.ndarray, int]]:
+        left = list(batch.streams)
+        while left:
+            # A voice that is heard for the first time costs its whole reference: nobody else waits for that.
+            now = [name for name in left if self._primed_already(self._jobs[name])] or left[:1]
+            self._launch([self._jobs[name] for name in now], batch.frames)
+            yield from self._collect()
+            left = [name for name in left if name not in now and name in self._jobs]  # one may have ended meanwhile
 
     def _launch(self, jobs: list[Job], frames: int) -> None:
         for job in jobs:
@@ -97,8 +111,10 @@ class CodecStage:
         self._launched.append(_Launch(jobs, frames, decoded, time.monotonic()))
         self.batches += 1
 
-    def _collect(self, *, wait: bool) -> Iterator[tuple[Job, np.ndarray, int]]:
+    def _collect(self, *, wait: bool = False) -> Iterator[tuple[Job, np.ndarray, int]]:
+        """What is ready; `wait`: at least the oldest launch."""
         while self._launched and (wait or self._launched[0].decoded.ready):
+            wait = False
             launch = self._launched.popleft()
             pcm = launch.decoded.wait()
             ms = 1e3 * (time.monotonic() - launch.at)

@@ -44,6 +44,7 @@ class SchedulerSettings:
             counts (largest first, so 15 frames are 12 + 2 + 1), never padded: samples are frames * 1920.
         gather: streams of the rest that wait for each other while none of them is pressing, so that a step
             carries more of them; 1 runs each at once. Costs listeners nothing: they have seconds in hand.
+        in_flight: most codec steps that the device has been given and has not finished (codec_stage.py).
         lead_s: seconds before an underrun from which a stream is urgent; should cover one talker step and
             one codec step.
         patience_s: seconds after which a first chunk that nobody ran counts as late.
@@ -55,6 +56,7 @@ class SchedulerSettings:
     admission: int | Mapping[str, int] | None = None
     captured: frozenset[tuple[int, int]] = frozenset()
     gather: int = 1
+    in_flight: int = 2
     lead_s: float = 0.25
     patience_s: float = 0.5
     # Frame counts that are captured, ascending, and the largest captured batch of each; derived.
@@ -66,7 +68,7 @@ class SchedulerSettings:
             check_schedule(self.schedule, "schedule")
         except InvalidRequest as error:
             raise ConfigError(error.message, field=error.field) from None
-        for name in ("max_batch", "gather"):
+        for name in ("max_batch", "gather", "in_flight"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give 1 or more", field=name)
         limits = self.admission.values() if isinstance(self.admission, Mapping) else (self.admission,)

@@ -104,6 +104,7 @@ def scheduler_settings(config: EngineConfig, runner: CodecRunner) -> SchedulerSe
         batching=codec.batching,
         admission=admission,
         gather=codec.gather,
+        in_flight=codec.in_flight,
         captured=frozenset(runner.captured),
     )
 
