@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,10 +45,11 @@ GENERATION_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class TensorFile:
-    """One safetensors file and the shapes its header declares."""
+    """One safetensors file, and the shapes and dtypes ("BF16", "F16", ...) its header declares."""
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,16 @@ class Checkpoint:
     def weights(self) -> str:
         """ "random" for dummy weights and for checkpoints that say so themselves, else "trained"."""
         return "random" if self.load_format == "dummy" or self.config.get("random_weights") else "trained"
+
+    @property
+    def stored_dtype(self) -> str | None:
+        """What most of the talker is stored in ("BF16" in the published checkpoints); None without files."""
+        sizes: Counter[str] = Counter()
+        for file in self.files:
+            for name, shape in file.shapes.items():
+                if name.startswith("talker."):
+                    sizes[file.dtypes[name]] += math.prod(shape)
+        return sizes.most_common(1)[0][0] if sizes else None
 
     @property
     def notice(self) -> str:
@@ -269,7 +282,8 @@ def _read_header(path: Path) -> TensorFile:
                 f"{path} is truncated: tensor {name} ends at byte {end}, the file has {size}; download it again",
                 field="model",
             )
-    return TensorFile(path, {name: tuple(entry["shape"]) for name, entry in header.items()})
+    shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+    return TensorFile(path, shapes, {name: entry["dtype"] for name, entry in header.items()})
 
 
 def _iterate(files: tuple[TensorFile, ...], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -92,7 +92,7 @@ class EngineConfig(Section):
     model: str = EMBEDDED_MODEL
     load_format: Literal["auto", "dummy"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA, float32 on CPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA if stored so, else float32
     threads: int = Field(0, ge=0)  # CPU threads of torch; 0: all cores
     voices_dir: str = "data/voices"  # saved voices
     trace: str | None = None  # JSON-lines file

@@ -66,13 +66,14 @@ class Engine:
             torch.set_num_threads(config.threads)
         self._trace = Trace(config.trace, config=config.hash, settings=settings, model=self.checkpoint.name)
         cuda = self.device.type == "cuda"
-        self.prompts = PromptBuilder(self.checkpoint, wiring.dtype(config, self.device), pinned=cuda)
+        self.dtype = wiring.dtype(config, self.device, self.checkpoint)
+        self.prompts = PromptBuilder(self.checkpoint, self.dtype, pinned=cuda)
         # One caller prepares at a time: dozens at once would share the interpreter with the engine's thread.
         self._preparing = threading.Lock()
         self._config_hash = config.hash
         if self.device.type == "cuda":
             self.prompts.text_rows.fill(self.device)
-        talker_settings = wiring.talker_settings(config, self.device)
+        talker_settings = wiring.talker_settings(config, self.device, self.checkpoint)
         # The codec first: vLLM makes torch.set_num_threads a no-op on the CPU.
         self.codec = Codec.load(self.checkpoint, self.device, wiring.codec_dtype(config))
         self._runner = wiring.codec_runner(config, self.codec, self.device)
@@ -292,7 +293,7 @@ class Engine:
             sample_rate=SAMPLE_RATE,
             device=self.device.type,
             device_name=torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
-            dtype=str(wiring.dtype(self.config, self.device)).removeprefix("torch."),
+            dtype=str(self.dtype).removeprefix("torch."),
             scheduler_mode=self._talker.settings.scheduler_mode,
             config=self.config.model_dump(),
             config_hash=self.config.hash,

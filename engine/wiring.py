@@ -27,9 +27,14 @@ def device(config: EngineConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+def dtype(config: EngineConfig, device: torch.device, checkpoint: Checkpoint | None = None) -> torch.dtype:
+    """auto: on CUDA bfloat16 for weights that are stored in it (the published ones) or are random, else float32.
+
+    The embedded voice's graphs in bfloat16 do not pass the check at start (docs/measurements/gpu.md).
+    """
     if config.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        finer = checkpoint is not None and checkpoint.stored_dtype not in (None, "BF16")
+        return torch.bfloat16 if device.type == "cuda" and not finer else torch.float32
     return getattr(torch, config.dtype)
 
 
@@ -39,7 +44,7 @@ def codec_dtype(config: EngineConfig) -> torch.dtype:
     return torch.float32 if config.codec.dtype == "auto" else getattr(torch, config.codec.dtype)
 
 
-def talker_settings(config: EngineConfig, device: torch.device) -> TalkerSettings:
+def talker_settings(config: EngineConfig, device: torch.device, checkpoint: Checkpoint | None = None) -> TalkerSettings:
     t = config.talker
     mode = t.scheduler_mode
     if mode == "auto":
@@ -51,7 +56,7 @@ def talker_settings(config: EngineConfig, device: torch.device) -> TalkerSetting
         max_frames=config.stream.max_frames,
         max_num_batched_tokens=t.max_num_batched_tokens,
         scheduler_mode=mode,
-        dtype=str(dtype(config, device)).removeprefix("torch."),
+        dtype=str(dtype(config, device, checkpoint)).removeprefix("torch."),
         device=device.type,
         kv_cache_memory_bytes=int(t.kv_cache_gib * 2**30) or None,
         cudagraph=t.cudagraph,

@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointError
@@ -123,3 +123,18 @@ def test_geometry_that_does_not_match(folder):
     (folder / "speech_tokenizer" / "config.json").write_text(json.dumps(codec))
     with pytest.raises(CheckpointError, match="16 codes a frame, its speech tokenizer takes 8"):
         Checkpoint.open(folder)
+
+
+def test_weights_finer_than_bfloat16_run_in_float32_on_cuda(folder):
+    """The embedded voice (float16) failed the graphs' check in bfloat16 on an H200; published weights are bfloat16."""
+    from engine import wiring
+    from engine.config import EngineConfig
+
+    cuda, config = torch.device("cuda"), EngineConfig()
+    assert Checkpoint.open("assets/embedded").stored_dtype == "F16"
+    assert wiring.dtype(config, cuda, Checkpoint.open("assets/embedded")) == torch.float32
+    assert wiring.dtype(config, cuda, Checkpoint.open("dummy:1.7b-base")) == torch.bfloat16
+    for path in folder.glob("model-*.safetensors"):
+        save_file({name: value.bfloat16() for name, value in load_file(path).items()}, path)
+    assert wiring.dtype(config, cuda, Checkpoint.open(folder)) == torch.bfloat16
+    assert wiring.dtype(config, torch.device("cpu"), Checkpoint.open(folder)) == torch.float32

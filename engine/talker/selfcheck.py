@@ -131,8 +131,8 @@ def run(talker: Talker) -> list[Comparison]:
     if wrong:
         found = ", ".join(f"{r.rows} rows in graph {r.graph}: {r.error:.2f}" for r in wrong[:4])
         raise ConfigError(
-            f"captured graphs differ from eager steps ({found}); leave these sizes out of talker.capture_sizes, "
-            "or set talker.cudagraph to decode",
+            f"{len(wrong)} of {len(results)} captured graphs differ from eager steps ({found}); leave these sizes out "
+            "of talker.capture_sizes, set talker.cudagraph to decode, or dtype to float32",
             field="talker.capture_sizes",
         )
     return results
