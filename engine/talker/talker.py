@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -71,7 +70,6 @@ class Talker:
     def __init__(self, settings: TalkerSettings, checkpoint: Weights) -> None:
         self.settings = settings
         self.geometry = TalkerGeometry.from_config(checkpoint.config)
-        self._folder: Path | None = None
         self._client: Any = None
         self._running: dict[str, _Running] = {}
         self._by_ticket: dict[int, _Running] = {}
@@ -98,18 +96,18 @@ class Talker:
                 weights.load(model, checkpoint.tensors("talker."))
             model.finish_loading()
 
-        self._folder = Path(tempfile.mkdtemp(prefix="chorus-talker-"))
-        derived_config.write(self._folder, checkpoint.config, self.geometry, settings, ARCHITECTURE)
         compat.register(ARCHITECTURE, TalkerModel, fill)
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        config = compat.engine_config(self._folder, self.geometry, settings)
-        try:
-            self._client = compat.start(config, settings)
-        except (ChorusError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            raise EngineFailed(f"vLLM did not start: {type(error).__name__}: {error}") from error
+        # Only read while vLLM starts; gone by then, a process that is killed leaves nothing behind.
+        with tempfile.TemporaryDirectory(prefix="chorus-talker-") as folder:
+            derived_config.write(Path(folder), checkpoint.config, self.geometry, settings, ARCHITECTURE)
+            try:
+                self._client = compat.start(compat.engine_config(Path(folder), self.geometry, settings), settings)
+            except (ChorusError, KeyboardInterrupt):
+                raise
+            except Exception as error:
+                raise EngineFailed(f"vLLM did not start: {type(error).__name__}: {error}") from error
         self.model: TalkerModel = compat.model(self._client)
         self._pool = SlotPool(settings.slot_count)
         if self.model.head.is_cuda:
@@ -301,15 +299,10 @@ class Talker:
         return frames
 
     def close(self) -> None:
-        """Shut vLLM down and remove the temporary folder. Safe to call twice."""
+        """Shut vLLM down. Safe to call twice."""
         client, self._client = self._client, None
-        try:
-            if client is not None:
-                compat.stop(client)
-        finally:
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder = None
+        if client is not None:
+            compat.stop(client)
 
     def __enter__(self) -> Talker:
         return self
