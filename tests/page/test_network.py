@@ -47,7 +47,7 @@ def page(network, open_page):
     base = network[0].replace("127.0.0.1", NAME)
     return open_page(
         base=base,
-        banner="Half-trained",
+        banner="trained for demonstration",
         height=2400,  # the whole of the settings is in sight: the page draws no other lines of them
         ignore_https_errors=True,
         http_credentials={"username": "anyone", "password": PASSWORD},

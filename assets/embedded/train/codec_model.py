@@ -161,15 +161,19 @@ class Codec(nn.Module):
         """[B, 1, N] -> codes [B, T, groups]."""
         return torch.cat([book(x)[1] for book, x in zip(self.books, self.latents(pcm), strict=True)], -1)
 
-    def decode_latent(self, semantic: Tensor, acoustic: Tensor) -> Tensor:
-        """Quantized vectors [B, T, width] -> PCM [B, 1, T * 1920]; the decoder behind its codebooks."""
+    def upsampled(self, semantic: Tensor, acoustic: Tensor) -> Tensor:
+        """Quantized vectors [B, T, width] -> [B, latent, T * 4]: the cheap part of the decoder behind its codebooks."""
         d = self.decoder
         x = d.quantizer.rvq_first.output_proj(semantic.transpose(1, 2))
         x = x + d.quantizer.rvq_rest.output_proj(acoustic.transpose(1, 2))
         x = d.pre_transformer(d.pre_conv(x).transpose(1, 2)).transpose(1, 2)
         for upsample, block in d.upsample:
             x = block(upsample(x))
-        for layer in d.decoder:
+        return x
+
+    def wave(self, x: Tensor) -> Tensor:
+        """What `upsampled` gives -> PCM [B, 1, T * 1920]: the dear part."""
+        for layer in self.decoder.decoder:
             x = layer(x)
         return x
 

@@ -180,7 +180,13 @@ class Trainer:
             self.seen = [x.detach() for x in latents]
             semantic, acoustic, commitment = self.quantize(latents)
         with self.autocast():
-            made = self.codec.decode_latent(semantic, acoustic)
+            x = self.codec.upsampled(semantic, acoustic)
+            if self.frozen:
+                x, real, phones = self._part(x, real, phones)
+            made = self.codec.wave(x)
+        if self.frozen:
+            before = t["context_frames"]
+            made, real, phones = made[..., before * FRAME :], real[..., before * FRAME :], phones[:, before:]
         fake = made.float()
         log: dict[str, Tensor] = {"mel": mel_loss(fake, real)}
         with self.autocast():
@@ -207,11 +213,23 @@ class Trainer:
                 torch._foreach_lerp_([self.average[n] for n in names], list(values), 0.002)
         return {k: v.detach() for k, v in log.items()}
 
+    def _part(self, x: Tensor, real: Tensor, phones: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A random part of the crops, the same frames of each: with what is judged, and its context, decoded alone. The
+        transformer has heard the whole crop by then."""
+        frames, count = phones.shape[1], self.t["judged_frames"] + self.t["context_frames"]
+        at = torch.randint(frames - count + 1, (1,), device=self.device)
+
+        def cut(values: Tensor, axis: int) -> Tensor:
+            each = values.shape[axis] // frames
+            return values.index_select(axis, at * each + torch.arange(count * each, device=self.device))
+
+        return cut(x, 2), cut(real, 2), cut(phones, 1)
+
     def _judge(self, fake: Tensor, real: Tensor) -> dict[str, Tensor]:
         """One pass of the discriminators over a part of the crops serves both sides: their own gradients are left in
         `.grad`, and the losses returned reach the decoder through `fake`."""
         t = self.t
-        at = torch.randint(t["crop_frames"] - t["judged_frames"] + 1, (1,), device=self.device) * FRAME
+        at = torch.randint(fake.shape[-1] // FRAME - t["judged_frames"] + 1, (1,), device=self.device) * FRAME
         part = at + torch.arange(t["judged_frames"] * FRAME, device=self.device)
         with self.autocast():
             both = self.judge(torch.cat([real, fake]).index_select(-1, part))
