@@ -50,7 +50,7 @@ def mel_loss(fake: Tensor, real: Tensor) -> Tensor:
 def wave_loss(fake: Tensor, real: Tensor) -> Tensor:
     """Distance of the complex spectra below LOW_HZ, relative to the real one's size. PCM [B, 1, N], float32.
 
-    Mel losses are blind to phase. With them alone the decoder made no harmonics at all: at 12.5 frames a second it would
+    Mel losses are blind to phase. With them alone the decoder made no harmonics: at 12.5 frames a second it would
     have to invent a phase that lasts. Where the fundamental's own phase counts, encoder and codes carry it.
     """
     total = fake.new_zeros(())

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from balance import Balance
-from codec_losses import Discriminators, Listener, discriminator_loss, generator_loss, heard, mel_loss
+from codec_losses import Discriminators, Listener, discriminator_loss, generator_loss, heard, mel_loss, wave_loss
 from codec_model import Codec, export_state, host_constants, import_state
 from corpus import FRAME, Corpus, roughen
 from profiling import profile
@@ -188,7 +188,7 @@ class Trainer:
             before = t["context_frames"]
             made, real, phones = made[..., before * FRAME :], real[..., before * FRAME :], phones[:, before:]
         fake = made.float()
-        log: dict[str, Tensor] = {"mel": mel_loss(fake, real)}
+        log: dict[str, Tensor] = {"mel": mel_loss(fake, real), "wave": wave_loss(fake, real)}
         with self.autocast():
             log |= heard(self.listener, real, fake, phones)
         if judged:
