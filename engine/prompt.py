@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ import torch.nn.functional as F
 
 from engine.checkpoint import Checkpoint
 from engine.errors import InvalidRequest
+from engine.prompt_weights import load_weights
 from engine.talker.slots import PromptRows
 from engine.text_rows import TextRows
 from engine.tokenizer import load_tokenizer
@@ -88,7 +88,7 @@ class PromptBuilder:
         self.talker = checkpoint.talker
         self.tokenizer = load_tokenizer(checkpoint)
         self.hidden = int(self.talker["hidden_size"])
-        weights = _load_weights(checkpoint)
+        weights = load_weights(checkpoint)
         fc = [weights[name] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")]
         self.text_rows = TextRows(weights["text_embedding"], fc)
         self._codec_table = weights["codec_embedding"]  # [vocab, H]
@@ -328,38 +328,3 @@ class PromptBuilder:
             )
         rows = [self._code(group, codes[:, group].tolist()) for group in range(shape[1])]
         return torch.stack(rows).sum(0)
-
-
-def _load_weights(checkpoint: Checkpoint) -> dict[str, Any]:
-    t = checkpoint.talker
-    names = {
-        "text_embedding": "talker.model.text_embedding.weight",
-        "codec_embedding": "talker.model.codec_embedding.weight",
-        "fc1_weight": "talker.text_projection.linear_fc1.weight",
-        "fc1_bias": "talker.text_projection.linear_fc1.bias",
-        "fc2_weight": "talker.text_projection.linear_fc2.weight",
-        "fc2_bias": "talker.text_projection.linear_fc2.bias",
-    }
-    group_names = [f"talker.code_predictor.model.codec_embedding.{g}.weight" for g in range(checkpoint.groups - 1)]
-    wanted = {*names.values(), *group_names}
-    if checkpoint.load_format == "dummy":
-        from engine.geometry import talker_shapes
-
-        shapes = talker_shapes(checkpoint.config)
-        generator = torch.Generator().manual_seed(0)
-        tensors = {
-            # bf16 as in the published files: the text table alone has 311 million values
-            n: torch.empty(shapes[n], dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
-            for n in sorted(wanted)
-        }
-    else:
-        tensors = {}
-        for prefix in ("talker.model.text_embedding", "talker.model.codec_embedding", "talker.text_projection",
-                       "talker.code_predictor.model.codec_embedding"):  # fmt: skip
-            tensors |= dict(checkpoint.tensors(prefix))
-    weights: dict[str, Any] = {key: tensors[name] for key, name in names.items()}
-    for key in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"):
-        weights[key] = weights[key].float()
-    weights["group_embeddings"] = [tensors[name] for name in group_names]
-    assert weights["codec_embedding"].shape[1] == t["hidden_size"]
-    return weights
