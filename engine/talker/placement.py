@@ -84,8 +84,14 @@ class SpeakAfter:
             self._graphs.insert(0, (size, buffers, capture_with(run)))
 
     def speak(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, H] hidden states of the sampled rows, in the order of `rows`, to [R] int64 tokens for vLLM."""
+        """[R, H] hidden states of the sampled rows, in the order of `rows`, to [R] int64 tokens for vLLM.
+
+        More rows than requests fit are no sampled rows: vLLM's warm-up on CUDA asks for the log-probabilities of whole
+        prompts, which no request of ours does. They are told token 0 and leave no trace.
+        """
         count = hidden.shape[0]
+        if count > len(self.rows):
+            return torch.zeros(count, dtype=torch.int64, device=hidden.device)
         rows = self.rows[:count]
         slot, frame = self._slot[rows], self._frame[rows]
         valid = self._model.real(slot, frame, self._valid[rows])
