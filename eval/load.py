@@ -7,8 +7,10 @@ all the while (`Lag`), because a client that cannot keep up measures itself.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -95,16 +97,29 @@ async def run_cell(
     lag = Lag()
     heartbeat = asyncio.create_task(lag.watch())
     try:
-        if cell.kind == "closed":
-            await _closed(measured, width, one, stop)
-        elif cell.kind == "burst":
-            for i in range(0, len(measured), width):
-                await _closed(measured[i : i + width], width, one, stop)
-        else:
-            await _open(measured, one, stop)
+        with _short_collections():
+            if cell.kind == "closed":
+                await _closed(measured, width, one, stop)
+            elif cell.kind == "burst":
+                for i in range(0, len(measured), width):
+                    await _closed(measured[i : i + width], width, one, stop)
+            else:
+                await _open(measured, one, stop)
     finally:
         heartbeat.cancel()
     return lag
+
+
+@contextmanager
+def _short_collections() -> Iterator[None]:
+    """Garbage collection goes over what is made from here on only. Over all that was imported it takes 90 ms, in which
+    the client hears nothing: measured, three listeners of a server without fault ran dry."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 async def _closed(planned: Sequence[Planned], width: int, one, stop: Callable[[], bool]) -> None:

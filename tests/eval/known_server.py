@@ -43,6 +43,7 @@ class KnownServer:
         self.running = 0
         self.peak = 0
         self.bodies: list[dict] = []
+        self.callers: set[tuple[str, int]] = set()  # ends of the connections that speech was asked for on
         self.port = 0
         self.clips: dict[str, np.ndarray] = {}  # transcript -> int16 at 24 kHz
 
@@ -65,6 +66,8 @@ class KnownServer:
         arrived = asyncio.get_running_loop().time()
         body = await request.json()
         self.bodies.append(body)
+        if request.client is not None:
+            self.callers.add(tuple(request.client))
         plan = self.recital(body["input"]) or json.loads(body["input"])
         if "status" in plan:
             return JSONResponse({"error": {"message": "as asked"}}, status_code=plan["status"])

@@ -71,6 +71,14 @@ def drive(known, cell, texts, *, warmup=0, deadline=20.0, stop=lambda: False, **
     return rows, lag
 
 
+def test_a_connection_serves_one_request_after_the_other(known):
+    """No pool to search through: httpx's looks at every idle connection for each request."""
+    known.callers.clear()
+    rows, _ = drive(known, plan.Cell("closed", 6), [timetable([[0.1, 0.1]])] * 24, warmup=6)
+    assert len(rows) == 30 and all(row.ok for row in rows)
+    assert len(known.callers) == 6
+
+
 STEADY = timetable([[0.20, 0.40], [0.45, 0.40], [0.90, 0.20]], tail=0.1)  # no wait: 0.2 + 0.8 > 0.9
 STARVED = timetable([[0.10, 0.08], [0.50, 0.40]])  # plays 80 ms from 0.10 on, then waits from 0.18 to 0.50
 
