@@ -15,6 +15,9 @@ TRITON = "vllm-project/vllm-omni PR #3221, its author's run of a Triton/TensorRT
 OMNI_7781 = "vllm-project/vllm-omni PR #7781, 2026-09"
 
 
+_WHO = {"custom": "CustomVoice", "base": "Base, cloned voice", "codec": "codec alone"}
+
+
 @dataclass(frozen=True)
 class BenchCell:
     """`load` as in `Cell.parse`; `least` and `aim` in words, for the reader."""
@@ -29,8 +32,7 @@ class BenchCell:
 
     @property
     def title(self) -> str:
-        who = {"custom": "CustomVoice", "base": "Base, cloned voice", "codec": "codec alone"}[self.kind]
-        return f"{who}, {self.load}"
+        return f"{_WHO[self.kind]}, {self.load}"
 
 
 CELLS = (
@@ -41,6 +43,9 @@ CELLS = (
     BenchCell("base-c64", "base", "c64", "112 ×, TTFA p50 353 ms", OMNI_7781, "300 ×, p95 150 ms", "600 ×, p95 100 ms"),
 )
 RISING = (30, 40, 60, 80, 100)  # requests a second, until playback is interrupted
+# For `--ladder`, and about how many requests a second end in each closed loop on a fast GPU.
+LADDER = ("c1", "c4", "c8", "c16", "c32", "c64", "poisson1", "poisson2", "poisson5", "poisson10", "poisson20")
+EXPECTED = {"c1": 3, "c4": 12, "c8": 22, "c16": 40, "c32": 62, "c64": 85}
 HIGHEST = ("20 req/s shown", NARI, "40 req/s", "80 req/s")
 CODEC = (
     "143 × with 25 frames of context",
@@ -54,6 +59,8 @@ def measured(figures: dict[str, Any]) -> str:
     """One cell's figures (`CellMetrics.to_dict`) in a few words."""
     ttfa = figures["ttfa_ms"]
     first = "no audio" if ttfa is None else f"TTFA p50 {ttfa['p50']:.0f}, p95 {ttfa['p95']:.0f} ms"
+    if later := figures.get("later_ttfa_ms"):  # closed loops: what the rush at the start adds is told apart
+        first += f" ({later['p95']:.0f} after the first wave)"
     failed = figures["requests"] - figures["ok"]
     words = [
         first,
@@ -101,7 +108,18 @@ def markdown(results: dict[str, Any]) -> str:
     codec = results.get("codec") or {}
     got = f"{codec['ms']:.2f} ms, {codec['x_real_time']:.0f} ×" if "ms" in codec else codec.get("error", "not run")
     lines.append(f"| codec alone, 32 streams × 4 frames | {got} | {CODEC[0]} | {CODEC[2]} | {CODEC[3]} | {CODEC[1]} |")
+    for kind, loads in results.get("ladder", {}).items():
+        lines += ["", f"| {_WHO[kind]} | TTFA p50 | p95 | p95 after the first wave | x real time | interruptions |"]
+        lines += ["|---|---|---|---|---|---|", *(_ladder_line(load, figures) for load, figures in loads.items())]
     return "\n".join(lines) + "\n"
+
+
+def _ladder_line(load: str, figures: dict[str, Any]) -> str:
+    ttfa, later = figures["ttfa_ms"], figures.get("later_ttfa_ms")
+    times = [f"{ttfa['p50']:.0f} ms", f"{ttfa['p95']:.0f} ms"] if ttfa else ["-", "-"]
+    times.append(f"{later['p95']:.0f} ms" if later else "")
+    name = load.replace("poisson", "") + " requests/s" if load.startswith("poisson") else load
+    return f"| {name} | {' | '.join(times)} | {figures['x_real_time']:.1f} | {figures['underrun_events']} |"
 
 
 def _highest_line(results: dict[str, Any]) -> str:

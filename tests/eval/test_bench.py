@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from eval import bench_table
-from eval.bench import lengths, texts
+from eval.bench import after_first_wave, lengths, texts
+from eval.records import RequestRow
 
 
 def figures(ok=10, requests=10, events=0):
@@ -41,6 +42,7 @@ def test_the_table_says_what_was_measured_what_failed_and_what_was_not_run():
         "rates": {"10": figures(), "20": figures(events=2)},
         "errors": {"base": "EngineFailed: no memory"},
         "codec": {"ms": 4.0, "x_real_time": 2560.0},
+        "ladder": {"base": {"c4": figures() | {"later_ttfa_ms": {"p95": 12.4}}, "poisson5": figures()}},
     }
     lines = {
         line.split("|")[1].strip(): line.split("|")[2].strip()
@@ -52,3 +54,37 @@ def test_the_table_says_what_was_measured_what_failed_and_what_was_not_run():
     assert lines["Base, cloned voice, c64"] == "failed: EngineFailed: no memory"
     assert lines["CustomVoice, highest rate without interruption"].startswith("10 req/s (10: TTFA")
     assert lines["codec alone, 32 streams × 4 frames"] == "4.00 ms, 2560 ×"
+    table = bench_table.markdown(results)
+    assert "| c4 | 10 ms | 21 ms | 12 ms | 99.6 | 0 |" in table
+    assert "| 5 requests/s | 10 ms | 21 ms |  | 99.6 | 0 |" in table
+
+
+def row(index, dispatched, first):
+    return RequestRow(
+        id=f"r{index}",
+        cell="c2",
+        index=index,
+        session=0,
+        utterance="u",
+        text="one",
+        voice="v",
+        seed=0,
+        scheduled=dispatched,
+        dispatched=dispatched,
+        finished=dispatched + first + 0.1,
+        status="ok",
+        warmup=index < 0,
+        language="english",
+        first_byte=dispatched + first,
+        chunk_times=[dispatched + first],
+        chunk_samples=[1920],
+        sample_rate=24000,
+    )
+
+
+def test_first_audio_after_the_first_wave_leaves_out_each_workers_first_request():
+    rows = [row(-1, 0.0, 9.0), row(0, 1.0, 0.8), row(1, 1.001, 0.9), row(2, 2.0, 0.02), row(3, 2.1, 0.04)]
+    later = after_first_wave(rows, 2)
+    assert later is not None and later["count"] == 2
+    assert abs(later["p50"] - 30.0) < 1e-6 and abs(later["maximum"] - 40.0) < 1e-6
+    assert after_first_wave(rows[:3], 2) is None
