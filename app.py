@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import uvicorn
 
+from engine import pauses
 from engine.config import EngineConfig
 from engine.errors import ChorusError
 from engine.process import EngineProcess
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     handle = EngineHandle(EngineProcess(config, wait=False))
     app = serve.create(handle, password=args.password, https=args.https)
+    pauses.keep_short()
     tls = (
         dict(zip(("ssl_certfile", "ssl_keyfile"), map(str, serve.self_signed(args.host)), strict=True))
         if args.https

@@ -148,15 +148,19 @@ class EngineLoop:
                     self._end(job, "cancelled")
 
     def _admit(self) -> None:
-        while self._waiting and len(self._active) < self._max_active and self._talker.free_slots:
+        """No more than a step can prefill: the rest would only hold that step up, a millisecond each."""
+        room = self._talker.settings.max_num_batched_tokens
+        while self._waiting and room > 0 and len(self._active) < self._max_active and self._talker.free_slots:
             _, job = self._waiting.popitem(last=False)
+            room -= job.parts[job.part].prompt.length
             self._active[job.id] = job
             self._queue_moved = True
             if job.stream.position:
                 job.stream.moved(0)
             self._codec.open(job)
             self._start_part(job)
-        if self._queue_moved:
+        full = len(self._active) >= self._max_active or not self._talker.free_slots
+        if self._queue_moved and full:  # else the next turn takes them in: not worth a word
             self._queue_moved = False
             for position, job in enumerate(self._waiting.values(), 1):
                 if job.stream.position != position:

@@ -102,12 +102,19 @@ class EngineProcess:
 
     def stream(self, request: SpeechRequest) -> SpeechStream:
         """As `Engine.stream`; EngineClosed while there is no ready child."""
+        return self.submit(request).result()
+
+    def submit(self, request: SpeechRequest) -> Future[SpeechStream]:
+        """`stream` for callers that must not wait, event loops above all: its stream or its error comes later.
+
+        The future must not be cancelled. Raises EngineClosed at once while there is no ready child.
+        """
 
         def accepted(reply: tuple[str, int, tuple[str, ...], int]) -> SpeechStream:
             text, seed, parts, tokens = reply
             return self._pending.stream(SpeechStream(request, text, seed, self.cancel, parts, tokens))
 
-        return self._call("stream", request, accepted).result()
+        return self._call("stream", request, accepted)
 
     def cancel(self, request_id: str) -> bool:
         child = self._child

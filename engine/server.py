@@ -23,6 +23,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import SecretStr
 
+from engine import pauses
 from engine.api import errors
 from engine.api.guard import Guard
 from engine.api.metrics import Metrics
@@ -173,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def watch_start() -> None:
         try:
             engine.wait_ready()
+            pauses.keep_short()
         except ChorusError as error:
             failed.append(error)
             server.should_exit = True

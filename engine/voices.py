@@ -118,6 +118,13 @@ class VoiceLibrary:
         embedding, codes = self._encoded(entry.audio_hash, lambda: self.audio(entry.name), keep=True)
         return VoicePrompt(embedding, codes, entry.transcript, entry.audio_hash, entry.seconds)
 
+    def at_hand(self, name: str) -> bool:
+        """Whether `get` would answer from memory. An unknown voice is answered at once, too."""
+        try:
+            return self.entry(name).audio_hash in self._cache
+        except InvalidRequest:
+            return True
+
     def audio(self, name: str) -> Audio:
         """The prepared recording of a stored voice."""
         entry = self.entry(name)

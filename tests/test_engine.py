@@ -1,5 +1,6 @@
 """The whole engine on random weights: real vLLM, real codec. What comes out is noise, but every promise holds."""
 
+import json
 import threading
 import time
 
@@ -173,6 +174,30 @@ def test_info_and_metrics_are_plain(engine):
     assert engine.info.task == "Base" and engine.info.weights == "random"
     assert engine.info.config_hash == engine.config.hash
     assert all(isinstance(value, (int, float)) for value in engine.metrics().values())
+
+
+@pytest.mark.slow
+def test_a_step_takes_in_what_it_can_prefill(tmp_path):
+    """Of many that come at once, the first need not wait until the last has its place."""
+    from engine.engine import Engine
+    from tests.conftest import small_engine_config
+
+    path, room = tmp_path / "trace.jsonl", 100
+    config = small_engine_config(**{"trace": str(path), "talker.max_num_batched_tokens": room})
+    with Engine(config) as engine:
+        voice = engine.voices.get(engine.voices.list()[0].name)
+        requests = [SpeechRequest(text, voice=voice, seed=1, max_frames=4) for text in [*TEXTS, *TEXTS[:2]]]
+        streams = [engine.stream(request) for request in requests]
+        assert all(stream.read_all() for stream in streams)
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    taken = [[]]  # rows of the prompts that came in before each step
+    for event in events:
+        if event["event"] == "step":
+            taken.append([])
+        elif event["event"] == "prefill":
+            taken[-1].append(event["rows"])
+    assert sum(map(len, taken)) == len(streams)
+    assert max(map(len, taken)) > 0 and all(sum(rows[:-1]) < room for rows in taken)
 
 
 @pytest.mark.slow

@@ -67,7 +67,9 @@ def test_bundled_files_are_all_described_and_carry_their_notice():
 
 
 def test_a_second_request_with_the_same_voice_pays_nothing(library, encoder, tmp_path):
+    assert not library.at_hand("heart") and library.at_hand("nobody")  # an unknown name is refused at once
     first = library.get("heart")
+    assert library.at_hand("heart")
     assert encoder.calls == 1 and first.codes.dtype == np.int64 and first.speaker_embedding.dtype == np.float32
     assert library.get("HEART").codes is first.codes
     assert library.prepare(library.audio("Heart"), "Other words.").codes is first.codes

@@ -118,11 +118,20 @@ class SpeechService:
             deadline_s=body.deadline_s,
             id=request_id,
         )
-        return await self._in_thread(self.engine.stream, request)
+        submit = getattr(self.engine, "submit", None)
+        if submit is None or isinstance(request.voice, VoicePrompt):  # in this process, or too much to write at once
+            return await self._in_thread(self.engine.stream, request)
+        # Without a thread: each waits for its turn at the interpreter twice, and with more callers than the pool has
+        # threads, for those of others.
+        return await self._whole(asyncio.wrap_future(submit(request)))
 
     async def _in_thread(self, function, *args) -> Any:
-        """Run what costs CPU off the loop. A client who leaves meanwhile leaves no stream behind."""
-        work = asyncio.ensure_future(anyio.to_thread.run_sync(function, *args))
+        """Run what costs CPU off the loop."""
+        return await self._whole(asyncio.ensure_future(anyio.to_thread.run_sync(function, *args)))
+
+    @staticmethod
+    async def _whole(work: asyncio.Future) -> Any:
+        """The result of `work`, which ends whatever happens. A client who leaves meanwhile leaves no stream behind."""
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
