@@ -67,7 +67,7 @@ class Engine:
         self.dtype = wiring.dtype(config, self.device, self.checkpoint)
         if cuda and config.dtype == "auto" and self.dtype == torch.float32:
             stored = self.checkpoint.stored_dtype
-            log.warning("weights are stored as %s: running in float32; dtype: bfloat16 is faster, if it starts", stored)
+            log.warning("weights are stored as %s: running in float32; dtype: bfloat16 is faster and coarser", stored)
         self.prompts = PromptBuilder(self.checkpoint, self.dtype, pinned=cuda)
         # One caller prepares at a time: dozens at once would share the interpreter with the engine's thread.
         self._preparing = threading.Lock()

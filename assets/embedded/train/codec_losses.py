@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 RATE = 24000
-LOW_HZ = 800  # of wave_loss: the first harmonics of any voice
+LOW_HZ = 360  # of wave_loss: the first harmonics of any voice; those above follow by themselves
 # FFT size, mel bands; hop is a quarter of the size (the scales of DAC, arXiv 2306.06546, without the smallest)
 MEL_SCALES = ((64, 10), (128, 20), (256, 40), (512, 80), (1024, 120), (2048, 160))
 

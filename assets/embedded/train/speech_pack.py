@@ -85,8 +85,10 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 def make_speakers(voices: list[str], blends: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Blend weights [speakers, voices] and a pitch factor each: the plain voices first, then blends of two or three.
 
-    A pitch factor (all formants move with it) makes speakers outside the space that the voices span.
+    Two things make speakers outside the space that the voices span: a pitch factor (all formants move with it), and
+    blends that are pushed away from one more voice.
     """
+    c = SETTINGS["corpus"]
     rows, seen = list(np.eye(len(voices), dtype=np.float32)), set()
     sexes = {sex: [i for i, v in enumerate(voices) if v[1] == sex] for sex in "fm"}
     while len(rows) < len(voices) + blends:
@@ -99,8 +101,12 @@ def make_speakers(voices: list[str], blends: int, rng: np.random.Generator) -> t
         seen.add(key)
         row = np.zeros(len(voices), np.float32)
         row[parents] = share
+        if rng.random() < c["pushed"]:
+            push = rng.uniform(*c["push"])
+            row *= 1 + push
+            row[rng.choice([i for i in pool if i not in parents])] -= push
         rows.append(row)
-    pitch = rng.choice(SETTINGS["corpus"]["pitch_factors"], size=len(rows)).astype(np.float32)
+    pitch = rng.choice(c["pitch_factors"], size=len(rows)).astype(np.float32)
     pitch[: len(voices)] = 1.0
     return np.stack(rows), pitch
 

@@ -114,6 +114,9 @@ class Trainer:
         cut = t["freeze_from"]  # each of the two stages comes to rest by itself
         share = (progress - cut) / (1 - cut) if self.frozen else min(1.0, progress / cut)
         curve = 0.5 * (1 + math.cos(math.pi * share))
+        early = 0.0 if self.frozen else max(0.0, 1 - share / t["first_until"])
+        for name, first in t["first_shares"].items():
+            self.balance.shares[name].fill_(t["shares"][name] + (first - t["shares"][name]) * early)
         for name, final in t["final_shares"].items():
             self.balance.shares[name].fill_(t["shares"][name] + (final - t["shares"][name]) * (1 - curve))
         for rate, part, peak in (
@@ -179,8 +182,12 @@ class Trainer:
                 latents = self.codec.latents(real)
             self.seen = [x.detach() for x in latents]
             semantic, acoustic, commitment = self.quantize(latents)
+        heard_semantic = semantic
+        if not self.frozen:  # group 0 is for the words: with all of the gradient, the phase took its place
+            part = t["semantic_gradient"]
+            heard_semantic = part * semantic + (1 - part) * semantic.detach()
         with self.autocast():
-            x = self.codec.upsampled(semantic, acoustic)
+            x = self.codec.upsampled(heard_semantic, acoustic)
             if self.frozen:
                 x, real, phones = self._part(x, real, phones)
             made = self.codec.wave(x)
