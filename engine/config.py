@@ -44,7 +44,7 @@ class TalkerConfig(Section):
     predictor: Literal["auto", "fused", "plain"] = "auto"
     # Inside the talker's step and graph (auto, graph); after it, to be measured against (own_graph, eager)
     predictor_placement: Literal["auto", "graph", "own_graph", "eager"] = "auto"
-    deterministic: bool = False  # vLLM's batch-invariant kernels
+    deterministic: bool = False  # CUDA: the same codes at any load (batch-invariant kernels, each prompt by itself)
     self_check: bool = True  # CUDA graphs: compare graph and eager at start, refuse to serve if they differ
 
 

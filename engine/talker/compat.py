@@ -16,6 +16,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.talker.geometry import StackGeometry, TalkerGeometry
+from engine.talker.one_prompt import scheduler_class
 from engine.talker.settings import TalkerSettings
 
 LOAD_FORMAT = "chorus"
@@ -114,6 +115,8 @@ def engine_config(folder: Path, geometry: TalkerGeometry, settings: TalkerSettin
         "seed": 0,
         "async_scheduling": settings.scheduler_mode == "async",
     }
+    if settings.one_prompt_a_step:
+        arguments["scheduler_cls"] = scheduler_class(settings.scheduler_mode == "async")
     if settings.device == "cpu":
         arguments |= {"enforce_eager": True, "block_size": CPU_BLOCK}
     elif settings.cudagraph == "none":

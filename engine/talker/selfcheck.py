@@ -69,9 +69,13 @@ def _watch(talker: Talker, sizes: list[int]) -> Iterator[None]:
         del manager.run_fullgraph
 
 
+def _longest(talker: Talker) -> int:
+    return min(talker.settings.max_prompt, talker.settings.max_model_len - 2)
+
+
 def _prompts(talker: Talker, rows: int) -> list[PromptRows]:
     """Random prompts of `rows` rows together, as few as fit."""
-    longest = min(talker.settings.max_prompt, talker.settings.max_model_len - 2)
+    longest = _longest(talker)
     count = -(-rows // longest)
     width = talker.geometry.talker.hidden
     generator = torch.Generator().manual_seed(rows)
@@ -115,7 +119,9 @@ def sizes_to_check(talker: Talker) -> list[int]:
     settings = talker.settings
     graphs = settings.graph_sizes
     pairs = [(low + 1, high) for low, high in zip([1, *graphs], graphs, strict=False)]
-    return sorted({rows for pair in pairs for rows in pair if 1 < rows <= settings.max_num_batched_tokens})
+    # with one prompt a step, larger graphs serve no step
+    most = min(settings.max_num_batched_tokens, _longest(talker) if settings.one_prompt_a_step else 10**9)
+    return sorted({rows for pair in pairs for rows in pair if 1 < rows <= most})
 
 
 def run(talker: Talker) -> list[Comparison]:

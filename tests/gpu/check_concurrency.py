@@ -1,6 +1,7 @@
 """Sixteen streams of eight voices at once on a CUDA machine, against each alone (tests/test_concurrency.py, there).
 
     python -m tests.gpu.check_concurrency [--model assets/embedded] [--dtypes float32,bfloat16] [--streams 16]
+    python -m tests.gpu.check_concurrency --dtypes bfloat16 --set talker.deterministic=true    # then all are equal
 
 Prints one JSON line per dtype, beginning with `result`. In 16 bits a batch of another size rounds otherwise, and two
 codes that were nearly as likely may change places, after which the streams part; what must hold there as well is that
@@ -14,6 +15,7 @@ import argparse
 import json
 
 import numpy as np
+import yaml
 
 from engine.engine import Engine
 from engine.request import FRAMES_PER_SECOND, SpeechRequest
@@ -33,8 +35,8 @@ def alike(a: np.ndarray, b: np.ndarray, frames: int) -> float:
     return float((a[:n] == b[:n]).mean())
 
 
-def check(model: str, dtype: str, streams: int) -> dict:
-    settings = {"talker.max_num_seqs": streams, "dtype": dtype}
+def check(model: str, dtype: str, streams: int, changes: dict) -> dict:
+    settings = {"talker.max_num_seqs": streams, "dtype": dtype} | changes
     with Engine.from_config("configs/embedded.yaml", model=model, **settings) as engine:
         wanted = requests(engine, streams, 14)
         mixed = codes_of(engine, wanted)
@@ -49,6 +51,7 @@ def check(model: str, dtype: str, streams: int) -> dict:
         own[name] = int((likeness.argmax(1) == np.arange(streams)).sum())
     return {
         "dtype": dtype,
+        "settings": changes,
         "streams": streams,
         "equal_streams": sum(np.array_equal(a, b) for a, b in zip(mixed, alone, strict=True)),
         "equal_share_mean": round(float(np.mean(starts)), 3),
@@ -63,9 +66,11 @@ def main() -> None:
     parser.add_argument("--model", default="assets/embedded")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
+    changes = {key: yaml.safe_load(value) for key, value in (pair.split("=", 1) for pair in args.set)}
     for dtype in args.dtypes.split(","):
-        print("result", json.dumps(check(args.model, dtype, args.streams)), flush=True)
+        print("result", json.dumps(check(args.model, dtype, args.streams, changes)), flush=True)
 
 
 if __name__ == "__main__":
