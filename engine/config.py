@@ -51,6 +51,8 @@ class TalkerConfig(Section):
 class CodecConfig(Section):
     """How codes become PCM. The settings besides the defaults exist to be measured against."""
 
+    # auto: the talker's; "cuda:1" decodes on a second GPU, "cpu" beside a GPU that has no room left
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     mode: Literal["stateful", "windowed"] = "stateful"
     left_context: int = Field(72, ge=0)  # windowed only: frames decoded again for each chunk; the peers used 25 and 72
     state: Literal["device", "host"] = (

@@ -63,6 +63,7 @@ class Engine:
         if config.threads:
             torch.set_num_threads(config.threads)
         self._trace = Trace(config.trace, config=config.hash, settings=settings, model=self.checkpoint.name)
+        self.codec_device = wiring.codec_device(config, self.device)
         cuda = self.device.type == "cuda"
         self.dtype = wiring.dtype(config, self.device, self.checkpoint)
         if cuda and config.dtype == "auto" and self.dtype == torch.float32:
@@ -76,8 +77,8 @@ class Engine:
             self.prompts.text_rows.fill(self.device)
         talker_settings = wiring.talker_settings(config, self.device, self.checkpoint)
         # The codec first: vLLM makes torch.set_num_threads a no-op on the CPU.
-        self.codec = Codec.load(self.checkpoint, self.device, wiring.codec_dtype(config))
-        self._runner = wiring.codec_runner(config, self.codec, self.device)
+        self.codec = Codec.load(self.checkpoint, self.codec_device, wiring.codec_dtype(config))
+        self._runner = wiring.codec_runner(config, self.codec, self.codec_device)
         self.speaker_encoder = wiring.speaker_encoder(self.checkpoint, self.device)
         self._talker = Talker(talker_settings, self.checkpoint)
         self._loop = EngineLoop(
@@ -278,12 +279,19 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _device_names(self) -> str:
+        def named(device: torch.device) -> str:
+            cuda = device.type == "cuda"
+            return torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
+
+        apart = self.codec_device not in (self.device, torch.device(self.device.type, 0))
+        return named(self.device) + (f"; codec on {self.codec_device}: {named(self.codec_device)}" if apart else "")
+
     def _describe(self, startup_s: float) -> EngineInfo:
         from importlib.metadata import version
 
         import vllm
 
-        cuda = self.device.type == "cuda"
         return EngineInfo(
             model=self.checkpoint.name,
             checkpoint_id=self.checkpoint.id,
@@ -295,7 +303,7 @@ class Engine:
             groups=self.checkpoint.groups,
             sample_rate=SAMPLE_RATE,
             device=self.device.type,
-            device_name=torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
+            device_name=self._device_names(),
             dtype=str(self.dtype).removeprefix("torch."),
             scheduler_mode=self._talker.settings.scheduler_mode,
             config=self.config.model_dump(),

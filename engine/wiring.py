@@ -38,6 +38,22 @@ def dtype(config: EngineConfig, device: torch.device, checkpoint: Checkpoint | N
     return getattr(torch, config.dtype)
 
 
+def codec_device(config: EngineConfig, talker: torch.device) -> torch.device:
+    """Where codes become PCM: with the talker, or where `codec.device` says.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if config.codec.device == "auto":
+        return talker
+    wanted = torch.device(config.codec.device)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted.type == "cuda" and (wanted.index or 0) >= count:
+        here = ", ".join(["cpu", *(f"cuda:{i}" for i in range(count))])
+        raise ConfigError(f"codec.device is {wanted}, but torch finds only {here}; use auto", field="codec.device")
+    return wanted
+
+
 def codec_dtype(config: EngineConfig) -> torch.dtype:
     """auto is float32: on CUDA its convolutions run in TF32, 55 dB from exact; bfloat16 is faster and 33 dB from it
     (docs/measurements/gpu.md)."""

@@ -1,7 +1,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from engine import wiring
 from engine.config import ROOT, EngineConfig
 from engine.errors import ConfigError
 from eval.settings import read_experiment
@@ -53,3 +55,21 @@ def test_missing_and_broken_files(tmp_path):
     (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
     with pytest.raises(ConfigError, match="extends itself"):
         EngineConfig.load(tmp_path / "loop.yaml")
+
+
+def test_the_codec_runs_with_the_talker_or_where_it_is_told_to(monkeypatch):
+    cpu, first = torch.device("cpu"), torch.device("cuda")
+    config = EngineConfig.load(None)
+    assert wiring.codec_device(config, cpu) == cpu and wiring.codec_device(config, first) == first
+    assert wiring.codec_device(config.replace(**{"codec.device": "cpu"}), first) == cpu
+    with pytest.raises(ConfigError, match="cuda:1, but torch finds only cpu") as refusal:
+        wiring.codec_device(config.replace(**{"codec.device": "cuda:1"}), cpu)
+    assert refusal.value.field == "codec.device"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert wiring.codec_device(config.replace(**{"codec.device": "cuda:1"}), first) == torch.device("cuda:1")
+    with pytest.raises(ConfigError, match="finds only cpu, cuda:0, cuda:1"):
+        wiring.codec_device(config.replace(**{"codec.device": "cuda:2"}), first)
+    for word in ("gpu", "cuda:", "cuda:x", "1"):
+        with pytest.raises(ConfigError, match=r"codec\.device"):
+            EngineConfig.load(None, **{"codec.device": word})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,10 @@ class Codec:
         """A whole sequence: int64 [frames, groups] -> float32 [frames * 1920]. Raises InvalidRequest."""
         tensor = torch.from_numpy(np.asarray(codes)).T[None]
         self.decoder.check_codes(tensor)
-        with torch.inference_mode():
-            return self.decoder(tensor.to(self.decoder.pre_conv.conv.weight.device))[0, 0].float().cpu().numpy()
+        device = self.decoder.pre_conv.conv.weight.device
+        # Triton launches on the current device, wherever its tensors are.
+        with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            return self.decoder(tensor.to(device))[0, 0].float().cpu().numpy()
 
 
 def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
