@@ -23,25 +23,11 @@ import torch.nn.functional as F
 
 from engine.checkpoint import Checkpoint
 from engine.errors import InvalidRequest
+from engine.prompt_checks import PromptChecks
 from engine.prompt_weights import load_weights
 from engine.talker.slots import PromptRows
 from engine.text_rows import TextRows
 from engine.tokenizer import load_tokenizer
-
-# Codes people type for the languages of the published checkpoints.
-ISO = {
-    "zh": "chinese",
-    "en": "english",
-    "de": "german",
-    "it": "italian",
-    "pt": "portuguese",
-    "es": "spanish",
-    "ja": "japanese",
-    "ko": "korean",
-    "fr": "french",
-    "ru": "russian",
-}
-
 
 KEPT = 64  # voices (with language and layout) whose rows are kept: 2 to 4 MB each for a clip of 12 s
 GRAIN = 16384  # numbers that torch handles in the calling thread (its at::internal::GRAIN_SIZE is 32768)
@@ -72,7 +58,7 @@ class _Surroundings:
         return rows <= self.room
 
 
-class PromptBuilder:
+class PromptBuilder(PromptChecks):
     """Builds prompts on the CPU in float32, away from the thread that drives the model. Safe to call from many threads.
 
     Holds the text embedding, the text projection and the code embeddings of the checkpoint. What does not depend on
@@ -83,9 +69,7 @@ class PromptBuilder:
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, *, pinned: bool = False) -> None:
         """Rows come out in `dtype`; `pinned`: in memory from which a GPU copies without a wait."""
-        self.checkpoint = checkpoint
-        self.config = checkpoint.config
-        self.talker = checkpoint.talker
+        super().__init__(checkpoint)
         self.tokenizer = load_tokenizer(checkpoint)
         self.hidden = int(self.talker["hidden_size"])
         weights = load_weights(checkpoint)
@@ -99,52 +83,11 @@ class PromptBuilder:
         self._pad_row = self._final(pad)
         self._surroundings = lru_cache(maxsize=KEPT)(self._surround)
 
-    # ---- checks, before anything is spent ----------------------------------------------------------------------
-
-    def resolve_language(self, language: str | None, speaker: str | None = None) -> int | None:
-        """The codec id of a language, None for "auto". Takes names and ISO 639-1 codes, in any case.
-
-        A dialect speaker spoken "auto" or in Chinese uses the dialect's id, as in the reference.
-
-        Raises:
-            InvalidRequest: a language the checkpoint does not have.
-        """
-        name = (language or "auto").strip().lower()
-        ids: dict[str, int] = self.talker.get("codec_language_id") or {}
-        name = name if name in ids or name == "auto" else ISO.get(name.split("-")[0], name)
-        if name != "auto" and name not in ids:
-            raise InvalidRequest(
-                f"language {language!r} is not one of this checkpoint's: auto, {', '.join(self.checkpoint.languages)}",
-                field="language",
-            )
-        dialect = (self.talker.get("spk_is_dialect") or {}).get(speaker) if speaker else None
-        if dialect and name in ("auto", "chinese"):
-            return ids[dialect]
-        return None if name == "auto" else ids[name]
-
-    def resolve_speaker(self, speaker: str | None) -> str:
-        """A preset speaker's name in lower case.
-
-        Raises:
-            InvalidRequest: none given, or not one of the checkpoint's.
-        """
-        known = self.talker.get("spk_id") or {}
-        name = (speaker or "").strip().lower()
-        if name not in known:
-            wrong = f"speaker {speaker!r} is not one" if name else "this checkpoint needs a speaker: one"
-            raise InvalidRequest(f"{wrong} of {', '.join(sorted(known))}", field="speaker")
-        return name
-
-    @property
-    def takes_instruct(self) -> bool:
-        """Everything but Base; the 0.6B CustomVoice checkpoint ignores instructions in the reference."""
-        return self.checkpoint.task != "Base" and str(self.config.get("tts_model_size")) not in ("0b6", "0.6b")
+    # ---- building ----------------------------------------------------------------------------------------------
 
     def count_tokens(self, text: str, instruct: str | None = None) -> int:
         """Tokens of a text, and of an instruction where it is read; the frame around them is not counted."""
         return len(self._ids(text)) + (len(self._ids(instruct)) if instruct and self.takes_instruct else 0)
-
-    # ---- building ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def build(
@@ -174,7 +117,7 @@ class PromptBuilder:
         Raises:
             InvalidRequest: a part that the checkpoint's task does not take, or lacks.
         """
-        name = self._check_parts(speaker, instruct, speaker_embedding, reference_codes, reference_text)
+        name = self.check_parts(speaker, instruct, speaker_embedding, reference_codes, reference_text)
         language_id = self.resolve_language(language, name)
         if non_streaming_text is None:
             non_streaming_text = self.checkpoint.task != "Base"
@@ -206,31 +149,6 @@ class PromptBuilder:
             length += style.shape[0]
         finite = around.finite and bool(np.isfinite(mine).all())
         return PromptRows.joined(parts, length, self._pad_row[0], finite=finite)
-
-    def _check_parts(self, speaker, instruct, embedding, codes, reference_text) -> str | None:
-        task = self.checkpoint.task
-        if task == "Base":
-            if speaker or instruct:
-                raise InvalidRequest(
-                    f"{'speaker' if speaker else 'instruct'} is not for a Base checkpoint: it clones the voice of a "
-                    "reference clip",
-                    field="speaker" if speaker else "instruct",
-                )
-            if embedding is None:
-                raise InvalidRequest("a Base checkpoint needs a reference voice", field="voice")
-            if codes is not None and not (reference_text or "").strip():
-                raise InvalidRequest(
-                    "cloning with reference codes needs the transcript of the clip; give it, or ask for x-vector only",
-                    field="ref_text",
-                )
-            return None
-        if embedding is not None or codes is not None:
-            raise InvalidRequest(f"a {task} checkpoint cannot clone a reference voice", field="voice")
-        if task == "CustomVoice":
-            return self.resolve_speaker(speaker)
-        if speaker:
-            raise InvalidRequest("a VoiceDesign checkpoint has no preset speakers; describe the voice", field="speaker")
-        return None
 
     def _voice_row(self, speaker: str | None, embedding: np.ndarray | None) -> torch.Tensor | None:
         if speaker is not None:
