@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from side_by_side import SideBySide
 from torch import Tensor, nn
 
 RATE = 24000
@@ -37,14 +38,17 @@ def spectrum(pcm: Tensor, fft: int, hop: int) -> Tensor:
     return torch.stft(pcm, fft, hop, window=window(fft, pcm.device), return_complex=True)
 
 
-def mel_loss(fake: Tensor, real: Tensor) -> Tensor:
-    """Mean absolute difference of log10 mels, averaged over the scales. PCM [B, 1, N], float32."""
-    total, both = fake.new_zeros(()), torch.cat([fake, real])[:, 0]
-    for fft, bands in MEL_SCALES:
-        magnitude = torch.view_as_real(spectrum(both, fft, fft // 4)).square().sum(-1).add(1e-9).sqrt()
-        mel = (mel_matrix(fft, bands, fake.device) @ magnitude).clamp(min=1e-4).log10()
-        total = total + F.l1_loss(*mel.chunk(2))
-    return total / len(MEL_SCALES)
+def mel_distance(both: Tensor, fft: int, bands: int) -> Tensor:
+    """Mean absolute difference of log10 mels between the halves of `both` [2 B, N]."""
+    magnitude = torch.view_as_real(spectrum(both, fft, fft // 4)).square().sum(-1).add(1e-9).sqrt()
+    mel = (mel_matrix(fft, bands, both.device) @ magnitude).clamp(min=1e-4).log10()
+    return F.l1_loss(*mel.chunk(2))
+
+
+def mel_loss(fake: Tensor, real: Tensor, beside: SideBySide) -> Tensor:
+    """`mel_distance`, averaged over the scales. PCM [B, 1, N], float32."""
+    both = torch.cat([fake, real])[:, 0]
+    return torch.stack(beside([partial(mel_distance, both, *scale) for scale in MEL_SCALES], both)).mean()
 
 
 def wave_loss(fake: Tensor, real: Tensor) -> Tensor:
@@ -163,9 +167,11 @@ class Discriminators(nn.Module):
         self.parts = nn.ModuleList(
             [PeriodDiscriminator(p) for p in (2, 3, 5, 7, 11)] + [SpectrumDiscriminator(n) for n in (2048, 1024, 512)]
         )
+        self.beside = SideBySide(False)
 
     def forward(self, pcm: Tensor) -> list[list[Tensor]]:
-        return [part(self.GAIN * pcm) for part in self.parts]
+        loud = self.GAIN * pcm
+        return self.beside([partial(part, loud) for part in self.parts], loud)
 
 
 def discriminator_loss(real: list[list[Tensor]], fake: list[list[Tensor]]) -> Tensor:

@@ -29,6 +29,7 @@ class Trainer:
         self.corpus = Corpus(args.corpus, self.device)
         self.codec = Codec(SETTINGS["codec"]).to(self.device)
         self.judge = Discriminators().to(self.device)
+        self.judge.beside.enabled = args.side_by_side
         self.listener = Listener().to(self.device)
         self.average: dict[str, Tensor] | None = None
         self.knows_judge = False  # discriminators of an earlier stretch
@@ -184,7 +185,7 @@ class Trainer:
             before = t["context_frames"]
             made, real, phones = made[..., before * FRAME :], real[..., before * FRAME :], phones[:, before:]
         fake = made.float()
-        log: dict[str, Tensor] = {"mel": mel_loss(fake, real), "wave": wave_loss(fake, real)}
+        log: dict[str, Tensor] = {"mel": mel_loss(fake, real, self.judge.beside), "wave": wave_loss(fake, real)}
         with self.autocast():
             log |= heard(self.listener, real, fake, phones)
         if judged:

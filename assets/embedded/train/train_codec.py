@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--profile", action="store_true", help="print the ten slowest operations of a step, stop")
     parser.add_argument("--plain", action="store_true", help="plain torch: no kernels of snake.py, no recorded steps")
+    parser.add_argument(
+        "--side-by-side", action="store_true", help="discriminators and mel scales on streams of their own (GPU)"
+    )
     args = parser.parse_args()
     args.small = args.small or args.out
     torch.manual_seed(int(args.begin * 1000))
