@@ -90,6 +90,23 @@ def test_refusals_keep_their_type_and_field(process, name, fields, kind, field):
     assert type(caught.value) is kind and caught.value.field == field
 
 
+def test_what_is_no_request_harms_nobody(process, name):
+    child = pid_of(process)
+    for fields in ({"text": None}, {"voice": 5}, {"voice": b"x"}):
+        with pytest.raises(ChorusError):
+            process.stream(SpeechRequest(**({"text": TEXT, "voice": name} | fields)))
+    assert len(pcm_of(process.stream(SpeechRequest(TEXT, voice=name, max_frames=4)))) == 4 * 1920
+    assert pid_of(process) == child and process.restarts == 0
+
+
+def test_a_caller_that_must_not_wait_gets_a_future(process, name):
+    futures = [process.submit(SpeechRequest(TEXT, voice=name, seed=i, max_frames=4)) for i in range(3)]
+    assert [len(pcm_of(future.result(10))) for future in futures] == [4 * 1920] * 3
+    refused = process.submit(SpeechRequest(TEXT, voice="nobody"))
+    with pytest.raises(UnknownVoice):
+        refused.result(10)
+
+
 def test_an_id_in_use_leaves_its_owner_alone(process, name):
     first = process.stream(SpeechRequest(TEXT, voice=name, seed=1, max_frames=40, id="same"))
     with pytest.raises(Exception, match="in use"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import json
 import time
 
@@ -77,6 +78,17 @@ def test_a_connection_serves_one_request_after_the_other(known):
     rows, _ = drive(known, plan.Cell("closed", 6), [timetable([[0.1, 0.1]])] * 24, warmup=6)
     assert len(rows) == 30 and all(row.ok for row in rows)
     assert len(known.callers) == 6
+
+
+def test_a_measurement_leaves_the_collector_as_it_was(known):
+    for frozen in (False, True):
+        if frozen:
+            gc.freeze()
+        try:
+            drive(known, plan.Cell("closed", 1), [timetable([[0.0, 0.1]])])
+            assert bool(gc.get_freeze_count()) is frozen
+        finally:
+            gc.unfreeze()
 
 
 STEADY = timetable([[0.20, 0.40], [0.45, 0.40], [0.90, 0.20]], tail=0.1)  # no wait: 0.2 + 0.8 > 0.9
