@@ -1,7 +1,8 @@
 """The cells of the speed benchmark: load, what others have published for it, what is aimed at; and the results' table.
 
 Published figures are others' own, on one H100 with the 1.7B checkpoints unless said; their texts are those of
-seed-tts-eval. Ours here have random weights and fixed output lengths, which is the same work per second of audio.
+seed-tts-eval. Ours here have random weights unless another model is given, and fixed output lengths, which is the same
+work per second of audio.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def markdown(results: dict[str, Any]) -> str:
         f"# Speed on {head['device']}",
         "",
         f"{head['date']}; torch {head['torch']}, commit {head['commit']}; {head['way']}; "
-        f"{'quick; ' if head['quick'] else ''}{head['seconds']:.0f} s in all. × is audio seconds per second. Random "
-        "weights; lengths of 12 to 110 frames, mean 50, drawn with a fixed seed. Model, settings and every request: "
+        f"{'quick; ' if head['quick'] else ''}{head['seconds']:.0f} s in all. × is audio seconds per second. "
+        f"{_models(results)}Lengths of 12 to 110 frames, mean 50, drawn with a fixed seed. Settings and every request: "
         "raw.json.",
         "",
         "| cell | measured | published | at least | aim | source |",
@@ -112,6 +113,16 @@ def markdown(results: dict[str, Any]) -> str:
         lines += ["", f"| {_WHO[kind]} | TTFA p50 | p95 | p95 after the first wave | x real time | interruptions |"]
         lines += ["|---|---|---|---|---|---|", *(_ladder_line(load, figures) for load, figures in loads.items())]
     return "\n".join(lines) + "\n"
+
+
+def _models(results: dict[str, Any]) -> str:
+    """What spoke, and whether its weights mean anything."""
+    said = []
+    for target in results.get("targets", {}).values():
+        models = target.get("server_models")
+        about = models["data"][0] if isinstance(models, dict) and models.get("data") else target
+        said.append(f"{about.get('id') or about.get('model')}: {about.get('weights', 'unknown')} weights")
+    return "; ".join(dict.fromkeys(said)) + ". " if said else ""
 
 
 def _ladder_line(load: str, figures: dict[str, Any]) -> str:

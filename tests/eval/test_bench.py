@@ -42,6 +42,10 @@ def test_the_table_says_what_was_measured_what_failed_and_what_was_not_run():
         "rates": {"10": figures(), "20": figures(events=2)},
         "errors": {"base": "EngineFailed: no memory"},
         "codec": {"ms": 4.0, "x_real_time": 2560.0},
+        "targets": {
+            "custom": {"kind": "engine", "model": "dummy:1.7b-customvoice", "weights": "random"},
+            "base": {"kind": "http", "server_models": {"data": [{"id": "embedded", "weights": "trained"}]}},
+        },
         "ladder": {"base": {"c4": figures() | {"later_ttfa_ms": {"p95": 12.4}}, "poisson5": figures()}},
     }
     lines = {
@@ -55,6 +59,7 @@ def test_the_table_says_what_was_measured_what_failed_and_what_was_not_run():
     assert lines["CustomVoice, highest rate without interruption"].startswith("10 req/s (10: TTFA")
     assert lines["codec alone, 32 streams × 4 frames"] == "4.00 ms, 2560 ×"
     table = bench_table.markdown(results)
+    assert "dummy:1.7b-customvoice: random weights; embedded: trained weights. Lengths of" in table
     assert "| c4 | 10 ms | 21 ms | 12 ms | 99.6 | 0 |" in table
     assert "| 5 requests/s | 10 ms | 21 ms |  | 99.6 | 0 |" in table
 
