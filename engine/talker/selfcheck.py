@@ -119,8 +119,9 @@ def sizes_to_check(talker: Talker) -> list[int]:
     settings = talker.settings
     graphs = settings.graph_sizes
     pairs = [(low + 1, high) for low, high in zip([1, *graphs], graphs, strict=False)]
-    # with one prompt a step, larger graphs serve no step
-    most = min(settings.max_num_batched_tokens, _longest(talker) if settings.one_prompt_a_step else 10**9)
+    most = settings.max_num_batched_tokens
+    if settings.one_prompt_a_step:  # then larger graphs serve no step
+        most = min(most, _longest(talker))
     return sorted({rows for pair in pairs for rows in pair if 1 < rows <= most})
 
 

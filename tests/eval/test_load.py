@@ -12,8 +12,8 @@ import pytest
 from eval import load, metrics, plan
 from eval.datasets import Utterance, bundled_voices
 from eval.errors import EvalError
-from eval.http_target import HttpTarget, PcmReader, ServerSettings
-from tests.eval.known_server import RATE, pcm, serving, wav_header
+from eval.http_target import HttpTarget, ServerSettings
+from tests.eval.known_server import RATE, serving
 
 NOISE_S = 0.08  # two busy cores: how late either side may be
 
@@ -293,42 +293,3 @@ def test_the_openai_client_sees_the_same(known):
     assert 1e3 * first == pytest.approx(ours.ttfa_ms.mean, abs=1e3 * NOISE_S)
     assert 1e3 * total == pytest.approx(ours.e2e_ms.mean, abs=1e3 * NOISE_S)
     assert samples == round(ours.mean_audio_s * RATE)
-
-
-# ---- pure parts --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 44, 45, 1000])
-@pytest.mark.parametrize("wav", [False, True])
-def test_samples_survive_any_cut_of_the_bytes(size, wav):
-    wanted = pcm(0.05)
-    data = (wav_header() if wav else b"") + wanted
-    reader = PcmReader(8000, wav=wav)
-    got = [reader.feed(data[i : i + size]) for i in range(0, len(data), size)]
-    assert np.concatenate(got).tobytes() == wanted
-    assert reader.sample_rate == (RATE if wav else 8000)
-
-
-def test_a_stereo_wav_is_refused():
-    header = bytearray(wav_header())
-    header[22] = 2
-    with pytest.raises(ValueError, match="2 channels"):
-        PcmReader(RATE, wav=True).feed(bytes(header))
-
-
-def test_cells_are_parsed_and_named():
-    for text, title in [("c8", "8 at once"), ("poisson2.5", "2.5 requests/s, poisson"), ("burst16", "bursts of 16")]:
-        cell = plan.Cell.parse(text)
-        assert (cell.name, cell.title) == (text, title)
-    for bad in ("c0", "c2.5", "8", "poisson", "poisson0", "c9999", "x3"):
-        with pytest.raises(EvalError, match="say c8|whole number"):
-            plan.Cell.parse(bad)
-
-
-def test_an_utterance_has_the_same_sampling_seed_in_every_cell():
-    utterances = [Utterance(f"u{i}", "x") for i in range(10)]
-    a = plan.plan_cell(plan.Cell("closed", 1), utterances, requests=20, warmup=2, seed=5)
-    b = plan.plan_cell(plan.Cell("closed", 64), utterances, requests=20, warmup=0, seed=5)
-    assert [(p.utterance.id, p.seed) for p in a if not p.warmup] == [(p.utterance.id, p.seed) for p in b]
-    assert len({p.seed for p in b}) == 20  # repetitions of a text differ
-    assert len({p.id for p in a}) == 22
