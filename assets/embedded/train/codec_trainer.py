@@ -18,14 +18,15 @@ from corpus import FRAME, Corpus, roughen
 from recording import Recorder
 from safetensors.torch import load_file, save_file
 from spread import relative, respread, spread_loss
+from together import Together
 from torch import Tensor, nn
 
 SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
 
 
 class Trainer:
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.t, self.device = args, SETTINGS["codec_training"], torch.device(args.device)
+    def __init__(self, args: argparse.Namespace, together: Together) -> None:
+        self.args, self.t, self.together, self.device = args, SETTINGS["codec_training"], together, together.device
         self.corpus = Corpus(args.corpus, self.device)
         self.codec = Codec(SETTINGS["codec"]).to(self.device)
         self.judge = Discriminators().to(self.device)
@@ -149,7 +150,13 @@ class Trainer:
         measured = self.taken[stage] % self.t["measure_every"] == 0
         self.taken[stage] += 1
         self.steps += 1
-        return self.recorder.run((stage, measured), lambda: self.once(stage[1], measured))
+        log = self.recorder.run((stage, measured), lambda: self.once(stage[1], measured))
+        learnt = self.learning() if self.frozen else [*self.learning(), *self._book_values()]
+        self.together.average([*learnt, *(self.judge.parameters() if stage[1] else ())], self.steps)
+        return log
+
+    def _book_values(self) -> list[Tensor]:
+        return [value for book in self.codec.books for value in (book.counts, book.sums)]
 
     def _care_for_books(self) -> None:
         books = self.codec.books
@@ -162,6 +169,7 @@ class Trainer:
         elif self.steps % 20 == 10 and self.seen:
             for book, x in zip(books, self.seen, strict=True):
                 book.revive(x.flatten(0, 1), 0.05)
+            self.together.copy(self._book_values())  # averages of entries revived apart would serve nobody
 
     def once(self, judged: bool, measured: bool) -> dict[str, Tensor]:
         t = self.t
@@ -240,6 +248,8 @@ class Trainer:
         return {"judge": own.detach(), "fooled": fooled, "features": features}
 
     def save(self) -> None:
+        if self.together.rank:
+            return
         out = self.args.out
         out.mkdir(parents=True, exist_ok=True)
         parts = {"codec": self.codec, "judge": self.judge, "listener": self.listener}

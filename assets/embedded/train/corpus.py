@@ -71,6 +71,14 @@ class Corpus:
         return out
 
 
+def tone_colour(knots: Tensor, bins: int) -> Tensor:
+    """Decibels at six places [B, 6] -> factors [B, bins] of a spectrum, bands equally wide in the square root of the
+    frequency: finer where speech is."""
+    decibels = F.interpolate(knots[:, None], size=512, mode="linear", align_corners=True)[:, 0]
+    position = torch.linspace(0, 1, bins, device=knots.device)
+    return 10 ** (decibels[:, (position.sqrt() * 511).long()] / 20)
+
+
 def roughen(pcm: Tensor, share: float) -> Tensor:
     """PCM [B, 1, N] with random gains; a share of rows also gets white noise (20 to 45 dB below) or a low-pass, and
     another such share a random tone colour (up to 9 dB up or down in five bands)."""
@@ -86,11 +94,8 @@ def roughen(pcm: Tensor, share: float) -> Tensor:
     spectrum = torch.fft.rfft(pcm.float())
     position = torch.linspace(0, 1, spectrum.shape[-1], device=device)
     cut = torch.where((chance >= share / 2) & (chance < share), draw(0.28, 0.75), 2.0)
-    knots = 9 * (2 * torch.rand(batch, 1, 6, device=device) - 1) * (torch.rand(batch, 1, 1, device=device) < share)
-    # Bands equally wide in the square root of the frequency: finer where speech is.
-    decibels = F.interpolate(knots, size=512, mode="linear", align_corners=True)[:, 0]
-    colour = decibels[:, (position.sqrt() * 511).long()][:, None]
-    spectrum = spectrum * 10 ** (colour / 20)
+    knots = 9 * (2 * torch.rand(batch, 6, device=device) - 1) * (torch.rand(batch, 1, device=device) < share)
+    spectrum = spectrum * tone_colour(knots, spectrum.shape[-1])[:, None]
     return torch.fft.irfft(spectrum * torch.sigmoid((cut - position) * 120), n=pcm.shape[-1]).clamp(-1, 1)
 
 

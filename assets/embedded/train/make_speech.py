@@ -21,6 +21,7 @@ import numpy as np
 import phonemes
 import speech_pack
 import torch
+from corpus import tone_colour
 from torch import Tensor
 
 SETTINGS = speech_pack.SETTINGS
@@ -105,6 +106,12 @@ def shift_pitch(wave: Tensor, factor: float) -> Tensor:
     return torch.fft.irfft(spectrum, n=length) * (length / wave.shape[1])
 
 
+def coloured(wave: Tensor, knots: Tensor) -> Tensor:
+    """[B, N] through a filter of its own for each row (knots [B, 6] in dB)."""
+    spectrum = torch.fft.rfft(wave)
+    return torch.fft.irfft(spectrum * tone_colour(knots, spectrum.shape[1]), n=wave.shape[1])
+
+
 def trim_and_level(wave: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Silence cut to a random short rest, same loudness for every clip -> (wave, first sample, end) by row."""
     c, hop, device = SETTINGS["corpus"], 240, wave.device
@@ -137,6 +144,15 @@ def bent_speakers(speakers: int, versions: int) -> list[np.ndarray]:
     return [np.ones(speakers, np.float32), *chosen]
 
 
+def bent_colours(speakers: int, versions: int) -> Tensor:
+    """[versions + 1, speakers, 6] decibels, none for the first version: a bent speaker has a microphone of their own,
+    which clips and reference share."""
+    generator = torch.Generator().manual_seed(SETTINGS["corpus"]["seed"])
+    knots = 2 * torch.rand(versions + 1, speakers, 6, generator=generator) - 1
+    knots[0] = 0
+    return knots * SETTINGS["corpus"]["colour_db"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, required=True)
@@ -159,6 +175,7 @@ def main() -> None:
     model = kokoro.load(speech_pack.read_weights(args.pack / "weights.bin"), args.kokoro, device)
     order = np.arange(len(jobs.count))[: args.limit][part::parts]
     bends = bent_speakers(len(jobs.pitch), args.bent)
+    colours = bent_colours(len(jobs.pitch), args.bent).to(device)
     capacity = int(jobs.count[order].sum() * 0.1 * RATE) + 10 * RATE  # 0.1 s a phoneme is far above the mean
     capacity *= len(bends)
     pcm = torch.zeros(capacity, dtype=torch.int16, device=device)
@@ -166,11 +183,13 @@ def main() -> None:
     at, table = 0, []
     print(f"loaded in {time.time() - began:.0f} s, {len(order)} clips to make", flush=True)
 
-    def store(group: np.ndarray, wave: Tensor, heard: Tensor, factor: float, shift: int) -> None:
-        """shift: added to the speakers' numbers."""
+    def store(group: np.ndarray, wave: Tensor, heard: Tensor, factor: float, version: int) -> None:
         nonlocal at
-        source = wave.shape[1]
-        wave, start, end = trim_and_level(shift_pitch(wave, factor), generator)
+        source, shift = wave.shape[1], version * len(jobs.pitch)  # added to the speakers' numbers
+        wave = shift_pitch(wave, factor)
+        if version:
+            wave = coloured(wave, colours[version, torch.from_numpy(jobs.speaker[group].astype(np.int64))])
+        wave, start, end = trim_and_level(wave, generator)
         finite = wave.isfinite().all(1) & (wave.abs().amax(1) > 1e-3)
         whole = (wave.clamp(-1, 1) * 32767).round().to(torch.int16)
         rate = source / wave.shape[1]
@@ -193,7 +212,7 @@ def main() -> None:
                     for factor in np.unique(factors):
                         rows = np.flatnonzero(factors == factor)
                         pick = torch.from_numpy(rows).to(device)
-                        store(group[rows], wave[pick], heard[pick], float(factor), version * len(jobs.pitch))
+                        store(group[rows], wave[pick], heard[pick], float(factor), version)
                 if time.time() - began > args.seconds:
                     break
             print(f"{time.time() - began:.0f} s: {len(table)} clips, {at / RATE / 3600:.2f} h", flush=True)

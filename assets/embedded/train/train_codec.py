@@ -2,6 +2,7 @@
 
     python train_codec.py --corpus corpus --out run --seconds 380 --begin 0 --end 0.45
     python train_codec.py --corpus corpus --out run --seconds 500 --begin 0.45 --end 1 --resume run/codec.pt
+    torchrun --nproc-per-node 2 train_codec.py ...     # on two GPUs (together.py)
 
 `--begin` and `--end` are shares of the whole training: they place this stretch on the learning-rate curve and decide
 what learns (settings.yaml: discriminate_from, freeze_from).
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 from codec_trainer import Trainer
 from profiling import profile
+from together import Together
 
 from engine.codec.layers import SnakeBeta
 
@@ -47,20 +49,20 @@ def main() -> None:
     )
     args = parser.parse_args()
     args.small = args.small or args.out
-    torch.manual_seed(int(args.begin * 1000))
+    together = Together(args.device)
+    torch.manual_seed(int(args.begin * 1000) + 1000 * together.rank)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    if args.device == "cuda" and not args.plain:
+    if together.device.type == "cuda" and not args.plain:
         import snake
 
         snake.fuse(SnakeBeta)
-    trainer = Trainer(args)
+    trainer = Trainer(args, together)
     if args.profile:
         profile(lambda: trainer.step(args.begin))
         return
-    began = shown = saved = time.time()
-    first = trainer.steps
-    while (spent := time.time() - began) < args.seconds and trainer.steps - first < args.steps:
+    began, shown, saved, first = time.time(), time.time(), 0.0, trainer.steps
+    while (spent := together.agreed(time.time() - began)) < args.seconds and trainer.steps - first < args.steps:
         progress = args.begin + (args.end - args.begin) * spent / args.seconds
         log = trainer.step(progress)
         if trainer.steps % 100 == 0 or trainer.steps - first in (1, 10):
@@ -70,12 +72,14 @@ def main() -> None:
             used = [(book.counts > 0.1).float().mean().item() for book in trainer.codec.books]
             rate = (time.time() - shown) / 100 * 1000
             head = f"{spent:.0f}s {trainer.steps} p{progress:.3f} {rate:.0f}ms used {used[0]:.2f} {used[1]:.2f}"
-            print(head, values, flush=True)
+            if together.rank == 0:
+                print(head, values, flush=True)
             shown = time.time()
-        if time.time() - saved > args.save_every:
+        if spent - saved > args.save_every:
             trainer.save()
-            saved = time.time()
+            saved = spent
     trainer.save()
+    together.end()
 
 
 if __name__ == "__main__":
