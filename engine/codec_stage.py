@@ -16,6 +16,8 @@ from engine.job import Job
 from engine.scheduler import CodecBatch, CodecQueue, SchedulerSettings
 from engine.trace import Trace
 
+# With more streams the engine's thread has no time to spare in a step: waiting there would hold all of them up.
+FIRST_WAIT_STREAMS = 8
 PRIMED_STATES = 64  # codec states kept after the reference clip of a voice, least recently used dropped
 
 
@@ -33,7 +35,7 @@ class CodecStage:
     def __init__(self, runner: CodecRunner, settings: SchedulerSettings, trace: Trace) -> None:
         self._runner = runner
         self._queue = CodecQueue(settings)
-        self._in_flight = settings.in_flight
+        self._in_flight, self._first_wait_s = settings.in_flight, settings.first_wait_s
         self._trace = trace
         self._jobs: dict[str, Job] = {}
         self._launched: deque[_Launch] = deque()
@@ -80,7 +82,9 @@ class CodecStage:
         order and shares a launch with what comes due meanwhile; on the device it would wait in the order in which it
         came, a launch for every one or two streams.
 
-        `wait` waits for the device, until nothing is due: right when the talker has nothing to do meanwhile.
+        `wait` waits for the device, until nothing is due: right when the talker has nothing to do meanwhile. Otherwise
+        a first chunk under way is waited for a little, as the device is busy with the talker's next step anyway, and a
+        chunk that comes during that step would be handed out after it.
         """
         yield from self._collect()
         while True:
@@ -89,8 +93,22 @@ class CodecStage:
                     break
                 yield from self._launch_all(batch)
             if not wait or not self._launched:
-                return
+                break
             yield from self._collect(wait=True)
+        if self._wait_for_first():
+            yield from self._collect()
+
+    def _wait_for_first(self) -> bool:
+        """Whether a first chunk under way came in time."""
+        firsts = [launch.decoded for launch in self._launched if any(job.chunks == 0 for job in launch.jobs)]
+        if not firsts or len(self._jobs) > FIRST_WAIT_STREAMS:
+            return False
+        until = time.monotonic() + self._first_wait_s
+        while not firsts[0].ready:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(5e-5)
+        return True
 
     def _launch_all(self, batch: CodecBatch) -> Iterator[tuple[Job, np.ndarray, int]]:
         left = list(batch.streams)

@@ -41,7 +41,10 @@ class TalkerConfig(Section):
     kv_cache_gib: float = Field(0.0, ge=0)  # 0: as many tokens as max_num_seqs * max_model_len need
     cudagraph: Literal["full", "decode", "none"] = "full"
     capture_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 480, 640, 960, 1280)
-    predictor: Literal["auto", "fused", "plain"] = "auto"
+    predictor: Literal["auto", "fused", "skinny", "plain"] = "auto"  # skinny: CUDA, bfloat16; auto: fused
+    # fp8: the predictor's matrices in eight bits, read at twice the speed by skinny and rounded alike everywhere else.
+    # It changes the distribution that codes are drawn from slightly, so it is off unless asked for.
+    predictor_weights: Literal["auto", "fp8"] = "auto"
     # Inside the talker's step and graph (auto, graph); after it, to be measured against (own_graph, eager)
     predictor_placement: Literal["auto", "graph", "own_graph", "eager"] = "auto"
     deterministic: bool = False  # CUDA: the same codes at any load (batch-invariant kernels, each prompt by itself)

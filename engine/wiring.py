@@ -78,6 +78,7 @@ def talker_settings(config: EngineConfig, device: torch.device, checkpoint: Chec
         cudagraph=t.cudagraph,
         capture_sizes=t.capture_sizes,
         predictor=t.predictor,
+        predictor_weights=t.predictor_weights,
         predictor_placement=t.predictor_placement,
         deterministic=t.deterministic,
         self_check=t.self_check,
@@ -126,6 +127,7 @@ def scheduler_settings(config: EngineConfig, runner: CodecRunner) -> SchedulerSe
         admission=admission,
         gather=codec.gather,
         in_flight=codec.in_flight,
+        first_wait_s=codec.first_wait_ms / 1e3,
         captured=frozenset(runner.captured),
     )
 
