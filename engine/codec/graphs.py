@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.codec.host_inputs import HostInputs
 from engine.codec.streaming import SlotState
 from engine.cuda_graphs import Capture, capture_on
 from engine.errors import ConfigError, EngineBusy
@@ -58,8 +59,7 @@ class Decoded:
 @dataclass(frozen=True)
 class _Graph:
     batch: int
-    codes: Tensor  # int64 [batch, G, T], fixed input
-    rows: Tensor  # int64 [batch], fixed input
+    inputs: HostInputs  # rows and codes, fixed
     pcm: Tensor  # float32 [batch, T * 1920], fixed output
     replay: Callable[[], None]
 
@@ -205,10 +205,8 @@ class CodecRunner:
 
     def _run_graph(self, graphs: list[_Graph], slots: Sequence[int], codes: Tensor) -> _Graph:
         """Fill and replay the smallest graph that holds the slots; its `pcm` holds until the next replay."""
-        n = len(slots)
-        graph = next(graph for graph in graphs if graph.batch >= n)
-        graph.rows.copy_(self._host([*slots, *[self._trash] * (graph.batch - n)]), non_blocking=True)
-        graph.codes[:n].copy_(self._pinned(codes), non_blocking=True)
+        graph = next(graph for graph in graphs if graph.batch >= len(slots))
+        graph.inputs.send(slots, codes, self._trash)
         graph.replay()
         return graph
 
@@ -229,14 +227,14 @@ class CodecRunner:
         return pcm[:, 0].float()
 
     def _capture(self, batch: int, frames: int, capture_with: Capture) -> _Graph:
-        codes = torch.zeros(batch, self.decoder.groups, frames, dtype=torch.int64, device=self.device)
-        rows = torch.full((batch,), self._trash, dtype=torch.int64, device=self.device)
+        inputs = HostInputs(batch, self.decoder.groups, frames, self.device)
+        inputs.rows.fill_(self._trash)
         pcm = torch.zeros(batch, frames * self.decoder.samples_per_frame, device=self.device)
 
         def run() -> None:
-            pcm.copy_(self._step(rows, codes))
+            pcm.copy_(self._step(inputs.rows, inputs.codes))
 
-        return _Graph(batch, codes, rows, pcm, capture_with(run))
+        return _Graph(batch, inputs, pcm, capture_with(run))
 
     def _index(self, slots: Sequence[int]) -> Tensor:
         return self._host(slots).to(self.device, non_blocking=True)

@@ -5,6 +5,7 @@ import torch
 
 from engine.codec.decoder import CodecDecoder
 from engine.codec.graphs import CodecRunner
+from engine.codec.host_inputs import HostInputs
 from engine.cuda_graphs import run_eagerly
 from engine.errors import ConfigError, EngineBusy
 
@@ -113,3 +114,13 @@ def test_priming_replays_graphs_where_there_are_some(decoder):
     runner.prime(slot, whole[..., :13])
     assert ran == [5, 5, 2] and runner.stats == {"graph_hits": 0, "eager": 0, "padded_rows": 0}
     assert abs(runner.decode([slot], whole[..., 13:])[0] - want).max() < 1e-5
+
+
+def test_inputs_of_a_graph_arrive_as_they_were_given():
+    """Slots and codes travel as one; rows beyond those given are the trash row, whatever was there before."""
+    inputs = HostInputs(4, 3, 7, torch.device("cpu"))
+    for n in (4, 1, 3):
+        given = codes(n, 7, seed=n)  # [n, G, T], transposed as the codec stage hands it over
+        inputs.send(list(range(10, 10 + n)), given.transpose(1, 2).contiguous().transpose(1, 2), 99)
+        assert inputs.rows.tolist() == [*range(10, 10 + n), *[99] * (4 - n)]
+        assert torch.equal(inputs.codes[:n], given)
