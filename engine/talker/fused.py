@@ -29,7 +29,9 @@ from engine.talker.slots import (
 from engine.talker.torch_step import TorchStep
 
 if TYPE_CHECKING:
+    from engine.talker.layers import DecoderLayer
     from engine.talker.model import TalkerModel
+    from engine.talker.predictor import CodePredictor
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -52,6 +54,7 @@ def sample(
     columns: tuple[int, int, int],
     codes: torch.Tensor,
     following: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+    pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Launch kernels.sample.
 
@@ -60,6 +63,7 @@ def sample(
         reals, integers: the rows' settings; columns: which of them are temperature, top-p and top-k.
         codes: [R] int64, any stride: filled.
         following: next input table [V, W], norm weight [W] and eps: also return the looked-up rows, normed and raw.
+        pdl: with programmatic dependent launch, see skinny.overlaps.
     """
     rows, size = logits.shape
     temperature, top_p, top_k = reals[:, columns[0]], reals[:, columns[1]], integers[:, columns[2]]
@@ -88,9 +92,53 @@ def sample(
         WIDTH=width,
         WIDTH_BLOCK=triton.next_power_of_2(width),
         NEXT=following is not None,
+        PDL=pdl,
         num_warps=8,
+        **({"launch_pdl": True} if pdl else {}),
     )
     return (normed, raw) if following else None
+
+
+def attend(
+    predictor: CodePredictor,
+    layer: DecoderLayer,
+    qkv: torch.Tensor,
+    out: torch.Tensor,
+    cache: torch.Tensor,
+    position: int,
+    rows: int,
+    per: int,
+    pdl: bool = False,
+) -> None:
+    """Launch kernels.attend: one position of each row; rows of qkv and out lie `per` apart.
+
+    Args:
+        qkv: [.., qkv_width]; out: [.., heads * d], filled; cache: [2, R, kv_heads, G, d].
+        pdl: with programmatic dependent launch, see skinny.overlaps.
+    """
+    g, groups = predictor.geometry.predictor, predictor.geometry.groups
+    kernels.attend[(rows, g.kv_heads)](
+        qkv,
+        cache[0],
+        cache[1],
+        out,
+        layer.query_norm,
+        layer.key_norm,
+        predictor.rotary,
+        position,
+        per * g.qkv_width,
+        per * g.heads * g.head_dim,
+        g.eps,
+        g.head_dim**-0.5,
+        HEADS=g.heads,
+        KV_HEADS=g.kv_heads,
+        DIM=g.head_dim,
+        LENGTH=groups,
+        BLOCK=triton.next_power_of_2(groups),
+        PDL=pdl,
+        num_warps=4,
+        **({"launch_pdl": True} if pdl else {}),
+    )
 
 
 class FusedStep(TorchStep):
@@ -167,7 +215,7 @@ class FusedStep(TorchStep):
                 qkv = F.linear(x, layer.qkv)
                 attended = hidden.new_empty(rows * per, g.heads * g.head_dim)
                 for step in range(per):
-                    self._attend(qkv[step:], attended[step:], cache[index], layer, position + step, rows, per)
+                    attend(predictor, layer, qkv[step:], attended[step:], cache[index], position + step, rows, per)
                 x = F.linear(attended, layer.output)
                 ops.fused_add_rms_norm(x, residual, layer.post_norm, g.eps)
                 x = F.linear(_swiglu(F.linear(x, layer.gate_up)), layer.down)
@@ -183,27 +231,3 @@ class FusedStep(TorchStep):
             if found is not None:
                 x, residual = found
         return codes
-
-    def _attend(self, qkv, out, cache, layer, position: int, rows: int, per: int) -> None:  # type: ignore[no-untyped-def]
-        """One position of each row; rows of qkv and out lie `per` apart. cache: [2, R, kv_heads, G, d]."""
-        g, groups = self.model.geometry.predictor, self.model.geometry.groups
-        kernels.attend[(rows, g.kv_heads)](
-            qkv,
-            cache[0],
-            cache[1],
-            out,
-            layer.query_norm,
-            layer.key_norm,
-            self.model.predictor.rotary,
-            position,
-            per * g.qkv_width,
-            per * g.heads * g.head_dim,
-            g.eps,
-            g.head_dim**-0.5,
-            HEADS=g.heads,
-            KV_HEADS=g.kv_heads,
-            DIM=g.head_dim,
-            LENGTH=groups,
-            BLOCK=triton.next_power_of_2(groups),
-            num_warps=4,
-        )

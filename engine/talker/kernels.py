@@ -31,8 +31,12 @@ def attend(
     DIM: tl.constexpr,
     LENGTH: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two, at least LENGTH
+    PDL: tl.constexpr = False,  # programmatic dependent launch, see kernels_skinny.py
 ):
     """One new position per row. Grid (rows, KV_HEADS)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = DIM // 2
     lane = tl.arange(0, HALF)
@@ -110,9 +114,13 @@ def sample(
     WIDTH: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr,
     NEXT: tl.constexpr,  # whether to look up the next input row
+    PDL: tl.constexpr = False,  # programmatic dependent launch, see kernels_skinny.py
 ):
     """As sampler.sample. Thresholds are built bit by bit over the logits read as ordered integers, without a sort.
     Grid (rows,)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     inside = lane < SIZE

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from vllm.forward_context import get_forward_context
 
+from engine.talker import fp8
 from engine.talker.compat import attention_layer
 from engine.talker.frames import HostReports
 from engine.talker.geometry import TalkerGeometry
@@ -56,12 +57,17 @@ class TalkerModel(nn.Module):
         if extra["probe"]:
             rows = vllm_config.scheduler_config.max_num_batched_tokens
             self.probe = torch.zeros(rows, g.talker.hidden, device=device, dtype=dtype)
+        self.fp8 = extra["predictor_weights"] == "fp8"
         self.step = self._step(extra["predictor"], device, dtype)
         self.after: SpeakAfter | None = None  # None: codes are made inside `forward`
         if extra["speak_after"]:
             self.after = SpeakAfter(self, vllm_config.scheduler_config.max_num_batched_tokens)
 
     def _step(self, predictor: str, device: torch.device, dtype: torch.dtype) -> TorchStep:
+        if predictor == "skinny" and device.type == "cuda":
+            from engine.talker.skinny import SkinnyStep
+
+            return SkinnyStep(self, self.fp8)
         if predictor != "plain" and device.type == "cuda":
             from engine.talker.fused import FusedStep
 
@@ -74,6 +80,8 @@ class TalkerModel(nn.Module):
 
     def finish_loading(self) -> None:
         """Derive what depends on the weights; called by the loader."""
+        if self.fp8:  # first: every step, and what it packs, starts from the rounded weights
+            fp8.round_weights(self.predictor)
         self.predictor.finish_loading()
         self.step.finish_loading()
 

@@ -12,9 +12,12 @@ CHOICES = {
     "device": ("cpu", "cuda"),
     "load_format": ("auto", "dummy"),
     "cudagraph": ("full", "decode", "none"),
-    "predictor": ("auto", "fused", "plain"),
+    "predictor": ("auto", "fused", "skinny", "plain"),
+    "predictor_weights": ("auto", "fp8"),
     "predictor_placement": ("auto", "graph", "own_graph", "eager"),
 }
+
+AUTO_PREDICTOR = "fused"  # what "auto" means where any load may give other roundings
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,10 @@ class TalkerSettings:
         kv_cache_memory_bytes: memory of the paged KV cache; None or 0 holds max_num_seqs requests of full length.
         cudagraph: "full" captures decode steps and steps with a prefill, "decode" only the former. CUDA only.
         capture_sizes: token counts to capture; those above max_num_batched_tokens are left out.
-        predictor: "fused" (kernels of our own) or "plain" (torch operations, for comparison); "auto" is fused.
+        predictor: "fused" (kernels of our own), "skinny" (on CUDA in bfloat16 fewer ones, that read the matrices
+            themselves, elsewhere as fused) or "plain" (torch operations, for comparison); "auto" is fused.
+        predictor_weights: "auto" is `dtype`; "fp8" rounds the predictor's matrices to eight bits (fp8.py), which shifts
+            the sampled distribution slightly. The same weights on every path; "skinny" also reads half the bytes.
         predictor_placement: where code 0 and the predictor run: "graph" inside the talker's step and its graph;
             "own_graph" after it in graphs of their own and "eager" after it without any, to be measured against.
             "auto" is inside the step, whether or not that is a graph.
@@ -58,6 +64,7 @@ class TalkerSettings:
     cudagraph: str = "full"
     capture_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 480, 640, 960, 1280)
     predictor: str = "auto"
+    predictor_weights: str = "auto"
     predictor_placement: str = "auto"
     deterministic: bool = False
     self_check: bool = True
@@ -100,6 +107,12 @@ class TalkerSettings:
                 "talker.deterministic switches CUDA kernels of vLLM; on the CPU leave it off (float32 there repeats)",
                 field="talker.deterministic",
             )
+        if self.deterministic and self.predictor == "skinny":
+            raise ConfigError(
+                "talker.predictor is skinny, which sums in another order for another number of streams; "
+                "talker.deterministic asks for the same codes at any load, so set talker.predictor to auto or fused",
+                field="talker.predictor",
+            )
         self._check_placement()
         if self.device == "cuda" and self.cudagraph != "none":
             if not self.capture_sizes:
@@ -124,6 +137,13 @@ class TalkerSettings:
     @property
     def slot_count(self) -> int:
         return 2 * self.max_num_seqs if self.slots is None else self.slots
+
+    @property
+    def predictor_path(self) -> str:
+        """`predictor` without "auto"."""
+        if self.predictor != "auto":
+            return self.predictor
+        return "fused" if self.deterministic else AUTO_PREDICTOR
 
     @property
     def one_prompt_a_step(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 from engine.errors import CheckpointError, ConfigError, InvalidRequest
 from engine.talker import PromptRows, SlotOptions, SlotsFull, TalkerSettings
 from engine.talker.geometry import TalkerGeometry
+from engine.talker.settings import AUTO_PREDICTOR
 from engine.talker.slots import LAST_ROW, PROMPT_LEN, SEED, TEMPERATURE, TOP_K, SlotBuffers, SlotPool
 from tests.talker.driving import geometry_config, prompt
 
@@ -22,6 +23,9 @@ from tests.talker.driving import geometry_config, prompt
         ({"slots": 4, "max_num_seqs": 8}, "slots"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "max_num_batched_tokens"),
         ({"deterministic": True}, "deterministic"),
+        ({"device": "cuda", "deterministic": True, "predictor": "skinny"}, "predictor"),
+        ({"predictor": "skinnier"}, "predictor"),
+        ({"predictor_weights": "fp4"}, "predictor_weights"),
         ({"device": "cuda", "capture_sizes": ()}, "capture_sizes"),
         ({"device": "cuda", "capture_sizes": (0, 4)}, "capture_sizes"),
     ],
@@ -30,6 +34,12 @@ def test_settings_refused(changes, field):
     with pytest.raises(ConfigError) as refusal:
         TalkerSettings(**changes)
     assert refusal.value.field == f"talker.{field}" and field in refusal.value.message
+
+
+def test_what_auto_means_for_the_predictor():
+    assert TalkerSettings(predictor="plain").predictor_path == "plain"
+    assert TalkerSettings().predictor_path == AUTO_PREDICTOR
+    assert TalkerSettings(device="cuda", deterministic=True).predictor_path == "fused"
 
 
 def test_graph_sizes():
