@@ -106,6 +106,12 @@ def _address(m: re.Match[str]) -> str:
 
 _Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
+_ABBREVIATED: _Rule = (
+    re.compile("|".join(rf"(?<!\w){re.escape(a)}" for a in _ABBREVIATIONS)),
+    lambda m: _ABBREVIATIONS[m[0]],
+)
+# Every other rule needs one of these; most text has none, and of many requests at once each would cost 24 passes.
+_NEEDED = re.compile(r"[\d$€£¥&+=*_@/]|www\.|\.\w")
 _RULES: tuple[_Rule, ...] = (
     (re.compile(r"\b(?:https?://|www\.)[^\s<>\"]*[\w/]|\b[\w.+-]+@[\w-]+\.[\w.]*\w"), _address),
     (re.compile(r"\b[a-z0-9-]+(?:\.[a-z0-9-]+)*\.(?:com|org|net|io|dev|edu|gov|ai)(?:/[\w./-]*\w)?\b"), _address),
@@ -141,7 +147,7 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"\b(\d+)/(\d+)\b"), lambda m: _fraction(int(m[1]), int(m[2]))),
     (re.compile(r"(?<![\w.,])(1[1-9]\d\d|20\d\d)(?!\w|,\d|\.\d)"), lambda m: _year(int(m[1]))),
     (re.compile(rf"{_NUMBER}"), lambda m: _digits_or_number(m[0])),
-    (re.compile("|".join(rf"(?<!\w){re.escape(a)}" for a in _ABBREVIATIONS)), lambda m: _ABBREVIATIONS[m[0]]),
+    _ABBREVIATED,
     (re.compile(r"\s&\s"), lambda m: " and "),
     (re.compile(r"(?<=\w) \+ (?=\w)"), lambda m: " plus "),
     (re.compile(r"(?<=\w) = (?=\w)"), lambda m: " equals "),
@@ -172,7 +178,7 @@ def _digits_or_number(text: str) -> str:
 
 def english(text: str) -> str:
     """Spoken form of English text; text without digits, symbols or abbreviations comes back as it was."""
-    for pattern, spoken in _RULES:
+    for pattern, spoken in _RULES if _NEEDED.search(text) else (_ABBREVIATED,):
         text = pattern.sub(partial(_spaced, spoken), text)
     return re.sub(r"\s+", " ", text).strip()
 

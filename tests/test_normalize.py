@@ -1,6 +1,11 @@
-import pytest
+import re
+from functools import partial
 
-from engine.normalize import english
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.normalize import _RULES, _spaced, english
 
 
 @pytest.mark.parametrize(
@@ -35,3 +40,17 @@ from engine.normalize import english
 )
 def test_english(written, spoken):
     assert english(written) == spoken
+
+
+PIECES = st.sampled_from(
+    "12|1,000|$5|50%|Dr.|e.g.|No.|example.com|www.a.b|a@b.org| & | + |_|-|/|.| |word|Ünï|٣|am|p.m.|−|–|'|,|"
+    "http://x.y/z|May 3rd|10:30| = | * ".split("|")
+)
+
+
+@given(st.lists(PIECES, max_size=8).map("".join) | st.text(max_size=40))
+def test_text_that_skips_the_rules_needed_none(text):
+    spoken = text
+    for pattern, rule in _RULES:
+        spoken = pattern.sub(partial(_spaced, rule), spoken)
+    assert english(text) == re.sub(r"\s+", " ", spoken).strip()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
@@ -76,7 +77,8 @@ def speech(args: argparse.Namespace) -> dict[str, float]:
 
     voices = held_out_voices()
     texts = datasets.load(args.texts, limit=args.limit).utterances
-    engine = Engine.from_config(str(ROOT / "configs/embedded.yaml"), model=str(args.model))
+    changes = {key: yaml.safe_load(value) for key, value in (pair.split("=", 1) for pair in args.set)}
+    engine = Engine.from_config(str(ROOT / "configs/embedded.yaml"), model=str(args.model), **changes)
     prompts = {name: engine.prepare_voice(str(v.file), transcript=v.transcript) for name, v in voices.items()}
     made, names = [], list(voices)
     for seed in range(args.seeds):
@@ -114,6 +116,7 @@ def main() -> None:
     parser.add_argument("--texts", default="english", help="a prompt list of eval/")
     parser.add_argument("--limit", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an engine setting (speech)")
     args = parser.parse_args()
     scores = codec(args) if args.what == "codec" else speech(args)
     for name, value in scores.items():
