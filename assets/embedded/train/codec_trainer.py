@@ -45,8 +45,9 @@ class Trainer:
         cuda = self.device.type == "cuda"
         adam = {"betas": (0.8, 0.99), "weight_decay": 1e-3, "fused": cuda, "capturable": cuda}
         # Rates are tensors on the device: a recorded step reads them where they are.
-        self.rate, self.judge_rate = (torch.tensor(1e-3, device=self.device) for _ in range(2))
-        self.adam = torch.optim.AdamW([*self.codec.parameters(), *self.listener.parameters()], lr=self.rate, **adam)
+        self.rate, self.judge_rate, self.listener_rate = (torch.tensor(1e-3, device=self.device) for _ in range(3))
+        listening = {"params": list(self.listener.parameters()), "lr": self.listener_rate}
+        self.adam = torch.optim.AdamW([{"params": list(self.codec.parameters())}, listening], lr=self.rate, **adam)
         self.judge_adam = torch.optim.AdamW(self.judge.parameters(), lr=self.judge_rate, **adam)
         self.balance = Balance(self.t["shares"], self.t["weights"]["mel"], self.device)
         self.seen: list[Tensor] = []  # latents of the last step, for `revive`
@@ -113,6 +114,11 @@ class Trainer:
         for rate, part, peak in (
             (self.rate, late, t["decoder_learning_rate"] if self.frozen else t["learning_rate"]),
             (self.judge_rate, warm, t["discriminator_learning_rate"]),
+            (
+                self.listener_rate,
+                warm,
+                t["learning_rate"],
+            ),  # a new one has to understand before it may ask for anything
         ):
             rate.fill_(part * (t["final_learning_rate"] + (peak - t["final_learning_rate"]) * curve))
 
