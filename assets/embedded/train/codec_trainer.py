@@ -118,7 +118,7 @@ class Trainer:
                 self.listener_rate,
                 warm,
                 t["learning_rate"],
-            ),  # a new one has to understand before it may ask for anything
+            ),  # it must understand before it asks
         ):
             rate.fill_(part * (t["final_learning_rate"] + (peak - t["final_learning_rate"]) * curve))
 
