@@ -17,7 +17,7 @@ CHOICES = {
     "predictor_placement": ("auto", "graph", "own_graph", "eager"),
 }
 
-AUTO_PREDICTOR = "fused"  # what "auto" means where any load may give other roundings
+AUTO_PREDICTOR = "skinny"  # what "auto" means where any load may give other roundings
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,11 @@ class TalkerSettings:
         kv_cache_memory_bytes: memory of the paged KV cache; None or 0 holds max_num_seqs requests of full length.
         cudagraph: "full" captures decode steps and steps with a prefill, "decode" only the former. CUDA only.
         capture_sizes: token counts to capture; those above max_num_batched_tokens are left out.
-        predictor: "fused" (kernels of our own), "skinny" (on CUDA in bfloat16 fewer ones, that read the matrices
-            themselves, elsewhere as fused) or "plain" (torch operations, for comparison); "auto" is fused.
+        predictor: "fused" (kernels of our own), "skinny" (for one or two streams on CUDA in bfloat16 fewer ones, that
+            read the matrices themselves; otherwise as fused) or "plain" (torch operations, for comparison); "auto" is
+            skinny, with `deterministic` fused.
         predictor_weights: "auto" is `dtype`; "fp8" rounds the predictor's matrices to eight bits (fp8.py), which shifts
-            the sampled distribution slightly. The same weights on every path; "skinny" also reads half the bytes.
+            the sampled distribution slightly. The same weights on every path; skinny's kernels read half the bytes.
         predictor_placement: where code 0 and the predictor run: "graph" inside the talker's step and its graph;
             "own_graph" after it in graphs of their own and "eager" after it without any, to be measured against.
             "auto" is inside the step, whether or not that is a graph.

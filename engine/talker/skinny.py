@@ -1,7 +1,8 @@
 """The code predictor on CUDA in five kernels a layer, over kernels_skinny.py: q/k/v with its norm, attention, output
 with the residual, gate and up with their norm and SwiGLU, down with the residual.
 
-`TILES` says how each of them is cut for a number of rows; tests/gpu/check_predictor.py measures candidates for it.
+For one or two streams: more of them run the separate kernels. `TILES` says how the products are cut into programs;
+tests/gpu/check_predictor.py measures candidates for it.
 """
 
 from __future__ import annotations
@@ -24,14 +25,11 @@ if TYPE_CHECKING:
 
 
 class Tile(NamedTuple):
-    """How a product is cut into programs. BLOCK_M 0: a row a program, without tensor cores (row_linear)."""
+    """How a row's product is cut into programs, and what a program reads at a time."""
 
-    block_m: int
     block_n: int
     block_k: int
-    split: int = 1  # parts of K that different warps sum; at most `warps`
-    warps: int = 4
-    stages: int = 1  # blocks of K that are loaded ahead
+    warps: int
 
 
 class Matrix(NamedTuple):
@@ -41,52 +39,23 @@ class Matrix(NamedTuple):
     scales: torch.Tensor | None = None
 
 
-# By kind, then by the most rows an entry is for. Steps of more rows than a kind has here run the separate kernels.
-TILES: dict[str, dict[int, Tile]] = {
-    "qkv": {
-        2: Tile(0, 16, 256, warps=4),
-        16: Tile(16, 16, 64, split=4, warps=4, stages=3),
-        32: Tile(32, 16, 64, split=4, warps=4, stages=3),
-        64: Tile(64, 32, 128, warps=4, stages=4),
-        128: Tile(64, 64, 128, warps=4, stages=3),
-    },
-    "output": {
-        2: Tile(0, 8, 512, warps=4),
-        16: Tile(16, 8, 128, split=4, warps=4, stages=3),
-        32: Tile(32, 8, 128, split=4, warps=4, stages=3),
-        64: Tile(32, 16, 128, split=4, warps=4, stages=3),
-        128: Tile(64, 16, 128, warps=4, stages=4),
-    },
-    "gate_up": {
-        2: Tile(0, 16, 256, warps=4),
-        16: Tile(16, 16, 64, split=4, warps=4, stages=3),
-        32: Tile(32, 16, 64, split=4, warps=4, stages=3),
-        64: Tile(64, 32, 64, warps=4, stages=4),
-        128: Tile(64, 64, 64, warps=4, stages=3),
-    },
-    "down": {
-        2: Tile(0, 8, 512, warps=4),
-        16: Tile(16, 8, 128, split=4, warps=4, stages=3),
-        32: Tile(32, 8, 128, split=4, warps=4, stages=3),
-        64: Tile(32, 16, 128, split=4, warps=4, stages=3),
-        128: Tile(64, 16, 128, warps=4, stages=4),
-    },
-    "head": {
-        2: Tile(0, 16, 256, warps=4),
-        16: Tile(16, 16, 64, split=4, warps=4, stages=3),
-        32: Tile(32, 16, 64, split=4, warps=4, stages=3),
-        64: Tile(64, 16, 128, warps=4, stages=4),
-    },
+# By kind; the best on an H200 at one row.
+TILES: dict[str, Tile] = {
+    "qkv": Tile(16, 256, 8),
+    "output": Tile(8, 256, 8),
+    "gate_up": Tile(8, 256, 4),
+    "down": Tile(8, 256, 8),
+    "head": Tile(32, 256, 8),
 }
-FP8_TILES: dict[str, dict[int, Tile]] = {}  # where eight bits want other ones; the rest is as above
+FP8_TILES: dict[str, Tile] = {"gate_up": Tile(16, 256, 8)}  # where eight bits want another one
 
-MOST_ROWS = 64  # streams; more of them run the separate kernels
+# Streams (the first pass has twice as many rows). From 8 rows on cuBLAS on tensor cores is faster; 4 were not measured.
+MOST_ROWS = 2
 
 
-def tile(kind: str, rows: int, scaled: bool) -> Tile:
-    """The entry for so many rows; the largest one if there are more."""
-    found = TILES[kind] | (FP8_TILES.get(kind, {}) if scaled else {})
-    return found[min((most for most in found if most >= rows), default=max(found))]
+def tile(kind: str, scaled: bool) -> Tile:
+    """The table's entry, for a matrix with scales or without."""
+    return FP8_TILES.get(kind, TILES[kind]) if scaled else TILES[kind]
 
 
 def overlaps(device: torch.device) -> bool:
@@ -104,7 +73,7 @@ def linear(
     cut: Tile | None = None,
     pdl: bool | None = None,
 ) -> torch.Tensor:
-    """A linear layer over a few rows.
+    """A linear layer over few rows: the programs of each row read the matrix.
 
     Args:
         kind: a key of TILES; "gate_up" is gated: the weight is [2 * N, K] and the result silu(gate) * up.
@@ -119,7 +88,7 @@ def linear(
     rows, size = x.shape
     gated, scaled = kind == "gate_up", matrix.scales is not None
     columns = matrix.weight.shape[0] // (2 if gated else 1)
-    cut, pdl = cut or tile(kind, rows, scaled), overlaps(x.device) if pdl is None else pdl
+    cut, pdl = cut or tile(kind, scaled), overlaps(x.device) if pdl is None else pdl
     out = x.new_empty(rows, columns)
     constants: dict[str, Any] = {
         "N": columns,
@@ -137,19 +106,8 @@ def linear(
         constants["launch_pdl"] = True
     # what a constant switches off still needs a pointer
     scales, norm, residual = (other if other is not None else x for other in (matrix.scales, norm, residual))
-    arguments = (x, matrix.weight, scales, norm, residual, out, rows, x.stride(0), eps)
-    across = triton.cdiv(columns, cut.block_n)
-    if cut.block_m == 0:
-        kernels_skinny.row_linear[(across, rows)](*arguments, **constants)
-    else:
-        kernels_skinny.tile_linear[(across, triton.cdiv(rows, cut.block_m))](
-            *arguments,
-            **constants,
-            BLOCK_M=cut.block_m,
-            SPLIT=cut.split,
-            WIDE=x.dtype == torch.float32 or not x.is_cuda,
-            num_stages=cut.stages,
-        )
+    arguments = (x, matrix.weight, scales, norm, residual, out, x.stride(0), eps)
+    kernels_skinny.row_linear[(triton.cdiv(columns, cut.block_n), rows)](*arguments, **constants)
     return out
 
 
@@ -213,7 +171,7 @@ class SkinnyPredictor:
 
 
 class SkinnyStep(FusedStep):
-    """As FusedStep, with the predictor in fewer kernels: bfloat16, up to MOST_ROWS rows."""
+    """As FusedStep, with the predictor of up to MOST_ROWS streams in fewer kernels: bfloat16 only."""
 
     def __init__(self, model: TalkerModel, fp8: bool) -> None:
         super().__init__(model)

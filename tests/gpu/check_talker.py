@@ -238,7 +238,7 @@ def part_plain() -> None:
         stop(talker)
     talker = start(cudagraph="decode", self_check=False)
     try:
-        speed(talker, "decode graphs, fused", (1, 64))
+        speed(talker, "decode graphs, predictor as by default", (1, 64))
         first_frame(talker)
     finally:
         stop(talker)

@@ -1,16 +1,13 @@
-"""The kernels of few rows and the predictor over them against torch. On a GPU, or in Triton's interpreter."""
+"""The kernel of few rows and the predictor over them against torch. On a GPU, or in Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
 pytest.importorskip("triton")
 pytest.importorskip("vllm")
 
@@ -25,13 +22,7 @@ from tests.talker.driving import geometry_config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-6
-CUTS = [
-    Tile(0, 8, 128),
-    Tile(0, 16, 64),
-    Tile(16, 16, 32),
-    Tile(16, 8, 16, split=4),
-    Tile(32, 16, 32, split=2),
-]
+CUTS = [Tile(8, 128, 4), Tile(16, 64, 4)]  # the rows' length in one block and in two, the last one not full
 
 
 def case(kind: str, rows: int, dtype: torch.dtype, fp8: bool, size=96, columns=40):
@@ -61,39 +52,32 @@ def case(kind: str, rows: int, dtype: torch.dtype, fp8: bool, size=96, columns=4
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("kind", ["qkv", "gate_up", "down"])
 def test_linear(kind, fp8, cut):
-    for rows in (1, 3, 17):
+    for rows in (1, 4):
         arguments, expected = case(kind, rows, torch.float32, fp8)
         found = linear(kind, **arguments, cut=cut)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("cut", CUTS[1:4], ids=str)
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("kind", ["qkv", "gate_up", "down"])
-def test_linear_in_bfloat16(kind, fp8, cut):
+def test_linear_in_bfloat16(kind, fp8):
     arguments, expected = case(kind, 3, torch.bfloat16, fp8)
-    found = linear(kind, **arguments, cut=cut)
+    found = linear(kind, **arguments, cut=CUTS[1])
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.03)  # the interpreter cuts bfloat16 off
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_a_row_does_not_see_the_others(cut):
+def test_a_row_does_not_see_the_others():
     arguments, _ = case("gate_up", 5, torch.float32, False)
-    together = linear("gate_up", **arguments, cut=cut)
+    together = linear("gate_up", **arguments)
     arguments["x"] = arguments["x"].clone()
     arguments["x"][[0, 1, 3, 4]] = torch.nan
-    assert torch.equal(linear("gate_up", **arguments, cut=cut)[2], together[2])
+    assert torch.equal(linear("gate_up", **arguments)[2], together[2])
 
 
-def test_the_table_has_an_entry_for_any_number_of_rows():
-    for kind, entries in TILES.items():
-        for rows in (1, 2, 3, 16, 17, 64, 65, 128, 129, 1000):
-            assert (
-                tile(kind, rows, scaled=False) == entries[min((n for n in entries if n >= rows), default=max(entries))]
-            )
-        for cut in entries.values():
-            assert cut.split in (1, cut.warps) and cut.block_m in (0, 16, 32, 64, 128)
+def test_the_table():
+    assert tile("gate_up", scaled=True) != tile("gate_up", scaled=False) == TILES["gate_up"]
+    assert tile("down", scaled=True) == TILES["down"]
     assert not overlaps(torch.device("cpu"))
 
 
@@ -111,7 +95,7 @@ def test_many_rows_and_float32_take_the_separate_kernels(monkeypatch):
 def test_predict(fp8, hidden, monkeypatch):
     """Greedy and sampled codes of a small predictor, with and without projection, equal those of the plain one."""
     for kind in TILES:  # few programs: the interpreter takes its time for each
-        monkeypatch.setitem(TILES, kind, {2: Tile(0, 64, 128), 16: Tile(16, 64, 32, split=2, warps=2)})
+        monkeypatch.setitem(TILES, kind, Tile(64, 128, 4))
     geometry = TalkerGeometry.from_config(geometry_config(hidden=hidden, width=64, depth=2, groups=3, codes=48))
     torch.manual_seed(3)
     with torch.device(DEVICE):
@@ -124,7 +108,7 @@ def test_predict(fp8, hidden, monkeypatch):
         skinny = SkinnyPredictor(SimpleNamespace(predictor=predictor, geometry=geometry))
         skinny.finish_loading(fp8)
         assert (skinny.heads[0].weight.dtype == torch.float8_e4m3fn) == fp8
-        for rows in (1, 3):
+        for rows in (1, 2):
             integers, reals = torch.zeros(rows, 7, dtype=torch.int64), torch.ones(rows, 5)
             integers[:, SEED], integers[:, SUB_TOP_K] = torch.arange(rows) * 13, 20
             frame, first = torch.arange(rows), torch.arange(rows) * 7 + 1
