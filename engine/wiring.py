@@ -80,6 +80,7 @@ def talker_settings(config: EngineConfig, device: torch.device, checkpoint: Chec
         predictor=t.predictor,
         predictor_weights=t.predictor_weights,
         predictor_placement=t.predictor_placement,
+        layers=t.layers,
         deterministic=t.deterministic,
         self_check=t.self_check,
     )

@@ -50,6 +50,7 @@ def write(folder: Path, config: dict[str, Any], geometry: TalkerGeometry, settin
             "max_frames": settings.max_frames,
             "predictor": settings.predictor_path,
             "predictor_weights": settings.predictor_weights,
+            "layers": settings.layers_path,
             "speak_after": settings.predictor_placement in ("own_graph", "eager"),
             "probe": settings.device == "cuda" and settings.cudagraph != "none" and settings.self_check,
         },

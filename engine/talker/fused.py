@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from engine.talker.predictor import CodePredictor
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty_like(x)
     ops.rms_norm(out, x, weight, eps)
     return out
@@ -151,29 +151,33 @@ class FusedStep(TorchStep):
         # vLLM's q/k norm and rotary kernel is written for 16-bit types and these widths
         self.fused_rotary = model.head.dtype == torch.bfloat16 and g.head_dim in (64, 128, 256)
 
+    def attended(self, index: int, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """From a layer's projection [N, qkv_width], which is normed and rotated in place, to its attention's output."""
+        g, layer = self.model.geometry.talker, decoder_layers(self.model.layers)[index]
+        ops.fused_qk_norm_rope(
+            qkv,
+            g.heads,
+            g.kv_heads,
+            g.kv_heads,
+            g.head_dim,
+            g.eps,
+            layer.query_norm,
+            layer.key_norm,
+            self.wide_rotary,
+            True,
+            positions,
+        )
+        widths = [g.heads * g.head_dim, g.kv_heads * g.head_dim, g.kv_heads * g.head_dim]
+        return self.model.attentions[index](*qkv.split(widths, dim=-1))
+
     def layers(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if not self.fused_rotary:
             return super().layers(x, positions)
         g = self.model.geometry.talker
-        widths = [g.heads * g.head_dim, g.kv_heads * g.head_dim, g.kv_heads * g.head_dim]
         stack = decoder_layers(self.model.layers)
-        residual, x = x, _norm(x, stack[0].input_norm, g.eps)
-        for index, (layer, attention) in enumerate(zip(stack, self.model.attentions, strict=True)):
-            qkv = F.linear(x, layer.qkv)
-            ops.fused_qk_norm_rope(
-                qkv,
-                g.heads,
-                g.kv_heads,
-                g.kv_heads,
-                g.head_dim,
-                g.eps,
-                layer.query_norm,
-                layer.key_norm,
-                self.wide_rotary,
-                True,
-                positions,
-            )
-            x = F.linear(attention(*qkv.split(widths, dim=-1)), layer.output)
+        residual, x = x, norm_rows(x, stack[0].input_norm, g.eps)
+        for index, layer in enumerate(stack):
+            x = F.linear(self.attended(index, F.linear(x, layer.qkv), positions), layer.output)
             ops.fused_add_rms_norm(x, residual, layer.post_norm, g.eps)
             x = F.linear(_swiglu(F.linear(x, layer.gate_up)), layer.down)
             last = index + 1 == len(stack)
@@ -209,7 +213,7 @@ class FusedStep(TorchStep):
         cache = hidden.new_empty(len(stack), 2, rows, g.kv_heads, groups, g.head_dim)
         start = torch.stack([predictor.project(hidden), F.embedding(first, predictor.projected_first)], dim=1)
         residual = start.view(2 * rows, g.hidden)  # positions 0 and 1 of each row, side by side
-        x, per, position = _norm(residual, stack[0].input_norm, g.eps), 2, 0
+        x, per, position = norm_rows(residual, stack[0].input_norm, g.eps), 2, 0
         for group in range(groups - 1):
             for index, layer in enumerate(stack):
                 qkv = F.linear(x, layer.qkv)

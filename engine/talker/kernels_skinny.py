@@ -21,12 +21,12 @@ import triton.language as tl
 
 
 @triton.jit
-def prefetch(weight, first, K: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Ask for rows first .. first + BLOCK_N of weight [N, K] to be in L2."""
+def prefetch(weight, first, K: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr):
+    """Ask for the first AHEAD columns of rows first .. first + BLOCK_N of weight [N, K] to be in L2."""
     LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # elements in the 128 bytes of a line
     rows = tl.minimum(first + tl.arange(0, BLOCK_N), N - 1)
-    for start in tl.static_range(0, K, 16 * LINE):
-        columns = tl.minimum(start + tl.arange(0, 16) * LINE, K - 1)
+    for start in tl.static_range(0, AHEAD, 16 * LINE):
+        columns = tl.minimum(start + tl.arange(0, 16) * LINE, AHEAD - 1)
         address = (weight + rows[:, None] * K + columns[None, :]).to(tl.int64)
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
@@ -62,15 +62,16 @@ def row_linear(
     SCALED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,  # columns of the matrix that are asked for before the wait, at most K
     PDL: tl.constexpr,
 ):
     """One row and BLOCK_N columns a program, sums on the ordinary units. Grid (N / BLOCK_N, rows)."""
     first, row = tl.program_id(0) * BLOCK_N, tl.program_id(1).to(tl.int64)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        prefetch(weight, first, K, N, BLOCK_N)
+        prefetch(weight, first, K, N, BLOCK_N, AHEAD)
         if GATED:
-            prefetch(weight + N * K, first, K, N, BLOCK_N)
+            prefetch(weight + N * K, first, K, N, BLOCK_N, AHEAD)
     n, k = first + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     inside = n < N
     place = n[:, None] * K + k[None, :]

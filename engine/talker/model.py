@@ -58,21 +58,23 @@ class TalkerModel(nn.Module):
             rows = vllm_config.scheduler_config.max_num_batched_tokens
             self.probe = torch.zeros(rows, g.talker.hidden, device=device, dtype=dtype)
         self.fp8 = extra["predictor_weights"] == "fp8"
-        self.step = self._step(extra["predictor"], device, dtype)
+        self.step = self._step(extra["predictor"], extra["layers"], device, dtype)
         self.after: SpeakAfter | None = None  # None: codes are made inside `forward`
         if extra["speak_after"]:
             self.after = SpeakAfter(self, vllm_config.scheduler_config.max_num_batched_tokens)
 
-    def _step(self, predictor: str, device: torch.device, dtype: torch.dtype) -> TorchStep:
-        if predictor == "skinny" and device.type == "cuda":
-            from engine.talker.skinny import SkinnyStep
+    def _step(self, predictor: str, layers: str, device: torch.device, dtype: torch.dtype) -> TorchStep:
+        if predictor == "plain":  # torch operations throughout; settings.py refuses layers of another kind with it
+            return TorchStep(self)
+        if device.type == "cuda":
+            if "skinny" in (predictor, layers):
+                from engine.talker.skinny import SkinnyStep
 
-            return SkinnyStep(self, self.fp8)
-        if predictor != "plain" and device.type == "cuda":
+                return SkinnyStep(self, predictor == "skinny", layers == "skinny", self.fp8)
             from engine.talker.fused import FusedStep
 
             return FusedStep(self)
-        if predictor != "plain" and dtype == torch.float32:
+        if dtype == torch.float32:
             from engine.talker.cpu_step import CpuStep
 
             return CpuStep(self)

@@ -15,9 +15,11 @@ CHOICES = {
     "predictor": ("auto", "fused", "skinny", "plain"),
     "predictor_weights": ("auto", "fp8"),
     "predictor_placement": ("auto", "graph", "own_graph", "eager"),
+    "layers": ("auto", "separate", "skinny"),
 }
 
 AUTO_PREDICTOR = "skinny"  # what "auto" means where any load may give other roundings
+AUTO_LAYERS = "separate"  # until skinny is measured
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class TalkerSettings:
         predictor_placement: where code 0 and the predictor run: "graph" inside the talker's step and its graph;
             "own_graph" after it in graphs of their own and "eager" after it without any, to be measured against.
             "auto" is inside the step, whether or not that is a graph.
+        layers: the talker's own layers: "separate" (one kernel for each product and norm) or "skinny" (in a step of one
+            or two rows on CUDA in bfloat16 the predictor's kernels of that name; otherwise as separate); "auto" is
+            separate.
         deterministic: CUDA only: the same seed gives the same codes at any load. vLLM's batch-invariant kernels (about
             10 ms a step instead of 6), and each prompt in a step of its own (an arrival costs the others a step).
         self_check: CUDA graphs: compare hidden states of graph and eager steps at start, refuse to run if they differ.
@@ -67,6 +72,7 @@ class TalkerSettings:
     predictor: str = "auto"
     predictor_weights: str = "auto"
     predictor_placement: str = "auto"
+    layers: str = "auto"
     deterministic: bool = False
     self_check: bool = True
     threads: int = 0
@@ -108,12 +114,7 @@ class TalkerSettings:
                 "talker.deterministic switches CUDA kernels of vLLM; on the CPU leave it off (float32 there repeats)",
                 field="talker.deterministic",
             )
-        if self.deterministic and self.predictor == "skinny":
-            raise ConfigError(
-                "talker.predictor is skinny, which sums in another order for another number of streams; "
-                "talker.deterministic asks for the same codes at any load, so set talker.predictor to auto or fused",
-                field="talker.predictor",
-            )
+        self._check_skinny()
         self._check_placement()
         if self.device == "cuda" and self.cudagraph != "none":
             if not self.capture_sizes:
@@ -123,6 +124,21 @@ class TalkerSettings:
                 )
             if any(not isinstance(n, int) or n < 1 for n in self.capture_sizes):
                 raise ConfigError("talker.capture_sizes must hold positive integers", field="talker.capture_sizes")
+
+    def _check_skinny(self) -> None:
+        for name, other in (("predictor", "fused"), ("layers", "separate")):
+            if self.deterministic and getattr(self, name) == "skinny":
+                raise ConfigError(
+                    f"talker.{name} is skinny, which sums in another order for another number of streams; "
+                    f"talker.deterministic asks for the same codes at any load: set talker.{name} to auto or {other}",
+                    field=f"talker.{name}",
+                )
+        if self.predictor == "plain" and self.layers == "skinny":
+            raise ConfigError(
+                "talker.layers is skinny, but talker.predictor is plain, which has the layers in torch operations; "
+                "set talker.layers to auto or talker.predictor to fused",
+                field="talker.layers",
+            )
 
     def _check_placement(self) -> None:
         placement, why = self.predictor_placement, None
@@ -145,6 +161,13 @@ class TalkerSettings:
         if self.predictor != "auto":
             return self.predictor
         return "fused" if self.deterministic else AUTO_PREDICTOR
+
+    @property
+    def layers_path(self) -> str:
+        """`layers` without "auto"."""
+        if self.layers != "auto":
+            return self.layers
+        return "separate" if self.deterministic or self.predictor == "plain" else AUTO_LAYERS
 
     @property
     def one_prompt_a_step(self) -> bool:

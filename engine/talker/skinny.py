@@ -1,8 +1,9 @@
 """The code predictor on CUDA in five kernels a layer, over kernels_skinny.py: q/k/v with its norm, attention, output
-with the residual, gate and up with their norm and SwiGLU, down with the residual.
+with the residual, gate and up with their norm and SwiGLU, down with the residual. By the same kernel the talker's own
+layers, around vLLM's attention.
 
-For one or two streams: more of them run the separate kernels. `TILES` says how the products are cut into programs;
-tests/gpu/check_predictor.py measures candidates for it.
+For one or two streams: more of them run the separate kernels. `TILES` and `LAYER_TILES` say how the products are cut
+into programs; tests/gpu/check_predictor.py measures candidates for them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton
 
 from engine.talker import kernels_skinny
 from engine.talker.fp8 import MATRICES, quantize
-from engine.talker.fused import FusedStep, attend, sample
+from engine.talker.fused import FusedStep, attend, norm_rows, sample
 from engine.talker.layers import decoder_layers
 from engine.talker.sampler import uniform
 from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
 
 
 class Tile(NamedTuple):
-    """How a row's product is cut into programs, and what a program reads at a time."""
+    """How a row's product is cut into programs, and what a program reads at a time.
+
+    ahead: how many columns of its part of the matrix a program asks for before the kernels before it have ended.
+    """
 
     block_n: int
     block_k: int
     warps: int
+    ahead: int = 1 << 20  # all of them
 
 
 class Matrix(NamedTuple):
@@ -47,10 +52,19 @@ TILES: dict[str, Tile] = {
     "down": Tile(8, 256, 8),
     "head": Tile(32, 256, 8),
 }
+# The talker's own, of one layer; not measured yet. Programs of several kernels wait side by side, and what they ask for
+# early must not push each other out of L2: of 50 and 25 MB (1.7B) gate_up and down bring in parts only.
+LAYER_TILES: dict[str, Tile] = {
+    "qkv": Tile(16, 256, 8),
+    "output": Tile(8, 256, 8),
+    "gate_up": Tile(8, 256, 4, 1024),
+    "down": Tile(8, 256, 8, 2048),
+}
 FP8_TILES: dict[str, Tile] = {"gate_up": Tile(16, 256, 8)}  # where eight bits want another one
 
 # Streams (the first pass has twice as many rows). From 8 rows on cuBLAS on tensor cores is faster; 4 were not measured.
 MOST_ROWS = 2
+LAYER_ROWS = 2  # of a step whose layers run here; not measured yet
 
 
 def tile(kind: str, scaled: bool) -> Tile:
@@ -72,6 +86,7 @@ def linear(
     residual: torch.Tensor | None = None,
     cut: Tile | None = None,
     pdl: bool | None = None,
+    early: bool = True,
 ) -> torch.Tensor:
     """A linear layer over few rows: the programs of each row read the matrix.
 
@@ -80,7 +95,8 @@ def linear(
         x: [R, K] float32 or bfloat16, rows any stride apart; the dtype of norm, residual and result.
         norm: [K], RMSNorm of x before the product, with `eps`.
         residual: [R, N] contiguous, added to the product.
-        cut: instead of the table's; pdl: instead of what the device can do.
+        cut: instead of TILES' entry; pdl: instead of what the device can do.
+        early: False starts the kernel when all before it have ended, as an ordinary one; the next may still be early.
 
     Returns:
         [R, N].
@@ -99,10 +115,11 @@ def linear(
         "SCALED": scaled,
         "BLOCK_N": cut.block_n,
         "BLOCK_K": cut.block_k,
+        "AHEAD": min(cut.ahead, size),
         "PDL": pdl,
         "num_warps": cut.warps,
     }
-    if pdl:
+    if pdl and early:
         constants["launch_pdl"] = True
     # what a constant switches off still needs a pointer
     scales, norm, residual = (other if other is not None else x for other in (matrix.scales, norm, residual))
@@ -171,17 +188,43 @@ class SkinnyPredictor:
 
 
 class SkinnyStep(FusedStep):
-    """As FusedStep, with the predictor of up to MOST_ROWS streams in fewer kernels: bfloat16 only."""
+    """As FusedStep, with the predictor of up to MOST_ROWS streams, the layers of a step of up to LAYER_ROWS rows, or
+    both in fewer kernels: bfloat16 only."""
 
-    def __init__(self, model: TalkerModel, fp8: bool) -> None:
+    def __init__(self, model: TalkerModel, predictor: bool, layers: bool, fp8: bool) -> None:
+        """`predictor`, `layers`: which of the two; `fp8`: the predictor's weights."""
         super().__init__(model)
         self.fp8 = fp8
-        self.skinny = SkinnyPredictor(model) if model.head.dtype == torch.bfloat16 else None
+        self.skinny = SkinnyPredictor(model) if predictor and model.head.dtype == torch.bfloat16 else None
+        self.skinny_layers = layers and self.fused_rotary  # which asks for bfloat16, too
 
     def finish_loading(self) -> None:
         super().finish_loading()
         if self.skinny is not None:
             self.skinny.finish_loading(self.fp8)
+
+    def layers(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if not self.skinny_layers or x.shape[0] > LAYER_ROWS:
+            return super().layers(x, positions)
+        return self.few_rows(x, positions)
+
+    def few_rows(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """As `layers`; x, contiguous, is left as it is.
+
+        vLLM's kernels stand between ours. A kernel launched without the attribute of programmatic dependent launch
+        starts when everything before it has ended, whatever that signalled; one launched with it waits by itself, which
+        covers what is before only if the kernel before waits, too. vLLM's rotary kernel does (it has the attribute in
+        later versions). FlashAttention 3's combine need not: where there is one split its programs return first, so it
+        may end while the attention still writes. What reads the attention's output is therefore not started early.
+        """
+        eps, pdl, cuts = self.model.geometry.talker.eps, overlaps(x.device), LAYER_TILES
+        for index, layer in enumerate(decoder_layers(self.model.layers)):
+            qkv = linear("qkv", x, Matrix(layer.qkv), layer.input_norm, eps, cut=cuts["qkv"], pdl=pdl)
+            attended, output = self.attended(index, qkv, positions), Matrix(layer.output)
+            x = linear("output", attended, output, residual=x, cut=cuts["output"], pdl=pdl, early=False)
+            active = linear("gate_up", x, Matrix(layer.gate_up), layer.post_norm, eps, cut=cuts["gate_up"], pdl=pdl)
+            x = linear("down", active, Matrix(layer.down), residual=x, cut=cuts["down"], pdl=pdl)
+        return norm_rows(x, self.model.norm, eps)
 
     def predict(
         self,

@@ -1,7 +1,7 @@
-"""The code predictor's kernels on a CUDA machine, 1.7B geometry with random weights in bfloat16: whether those of one
-or two streams (skinny.py) are right, which tiles suit them, and what a frame costs on each path.
+"""The kernels of one or two streams (skinny.py) on a CUDA machine, 1.7B geometry with random weights in bfloat16:
+whether they are right, which tiles suit them, what the code predictor and the talker's layers cost on each path.
 
-    python3 tests/gpu/check_predictor.py
+    python3 tests/gpu/check_predictor.py [predictor] [talker]
 
 Prints lines that start with `result`. What fails prints its error and the next one runs. Kernels are compiled by
 several processes into Triton's cache before the measuring starts.
@@ -14,6 +14,7 @@ import itertools
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,24 +30,22 @@ from engine.talker import skinny
 from engine.talker.fp8 import dequantize, quantize, round_weights
 from engine.talker.fused import FusedStep
 from engine.talker.geometry import TalkerGeometry
-from engine.talker.layers import rms_norm
+from engine.talker.layers import DecoderLayer, rms_norm, rotary_table
 from engine.talker.predictor import CodePredictor
-from engine.talker.skinny import Matrix, SkinnyPredictor, Tile, linear, tile
+from engine.talker.skinny import LAYER_TILES, Matrix, SkinnyPredictor, SkinnyStep, Tile, linear, tile
 from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
 
 DEVICE = "cuda"
-GEOMETRY = TalkerGeometry.from_config(published_config("1.7b-base") or {})
-WIDTH, INNER, EPS = GEOMETRY.predictor.hidden, GEOMETRY.predictor.intermediate, GEOMETRY.predictor.eps
-SHAPES = {  # [N, K] of a matrix as it is stored
-    "qkv": (GEOMETRY.predictor.qkv_width, WIDTH),
-    "output": (WIDTH, GEOMETRY.predictor.heads * GEOMETRY.predictor.head_dim),
-    "gate_up": (2 * INNER, WIDTH),
-    "down": (WIDTH, INNER),
-    "head": (GEOMETRY.predictor_vocab, WIDTH),
-}
+EPS, GEOMETRY = 1e-6, TalkerGeometry.from_config(published_config("1.7b-base") or {})
+SHAPES = {"head": (GEOMETRY.predictor_vocab, GEOMETRY.predictor.hidden)}  # [N, K] of a matrix as it is stored
+for part, g in (("", GEOMETRY.predictor), ("talker ", GEOMETRY.talker)):
+    SHAPES |= {f"{part}qkv": (g.qkv_width, g.hidden), f"{part}output": (g.hidden, g.heads * g.head_dim)}
+    SHAPES |= {f"{part}gate_up": (2 * g.intermediate, g.hidden), f"{part}down": (g.hidden, g.intermediate)}
 ROWS = (1, 2, 4)
 BYTES = 160 << 20  # of matrices that a measured graph goes through: more than L2 holds, as a pass of the predictor is
 CUTS = [Tile(8, 256, 4), Tile(8, 256, 8), Tile(8, 512, 8), Tile(16, 256, 4), Tile(16, 256, 8), Tile(32, 256, 8)]
+LAYER_CUTS = [*CUTS, *(cut._replace(ahead=n) for cut in (CUTS[0], CUTS[1]) for n in (0, 1024, 2048))]
+SIDES = [(name, fp8) for fp8 in (False, True) for name in SHAPES if not fp8 or " " not in name]  # the talker has no fp8
 result = partial(print, "result", flush=True)
 
 
@@ -59,22 +58,23 @@ def survives(what: str):
 
 
 class Case:
-    """Inputs of one kind and, in bfloat16 or eight bits, `count` matrices; 0: enough of them not to sit in L2."""
+    """Inputs of a matrix in SHAPES and, in bfloat16 or eight bits, `count` of it; 0: enough not to sit in L2."""
 
-    def __init__(self, kind: str, fp8: bool, count: int = 0) -> None:
-        (columns, size), added = SHAPES[kind], kind in ("output", "down")
+    def __init__(self, name: str, fp8: bool, count: int = 0) -> None:
+        (columns, size), kind, added = SHAPES[name], name.removeprefix("talker "), name.endswith(("output", "down"))
         count = count or -(-BYTES // ((1 if fp8 else 2) * columns * size))
         generator = torch.Generator(device=DEVICE).manual_seed(len(kind))
         weights = (torch.randn(columns, size, generator=generator) * 0.02 for _ in range(count))
         self.matrices = [Matrix(*quantize(weight)) if fp8 else Matrix(weight) for weight in weights]
-        self.kind, self.fp8 = kind, fp8
+        self.name, self.kind, self.fp8 = name, kind, fp8
+        self.table, self.cuts = (tile(kind, fp8), CUTS) if kind == name else (LAYER_TILES[kind], LAYER_CUTS)
         self.x = torch.randn(max(ROWS), size, generator=generator)
         self.norm = None if added else 1 + 0.1 * torch.randn(size, generator=generator)
         self.residual = torch.randn(max(ROWS), columns, generator=generator) if added else None
 
     def run(self, rows: int, cut: Tile | None = None, pdl: bool | None = None) -> list[torch.Tensor]:
         x, residual = self.x[:rows], None if self.residual is None else self.residual[:rows]
-        return [linear(self.kind, x, matrix, self.norm, EPS, residual, cut, pdl) for matrix in self.matrices]
+        return [linear(self.kind, x, each, self.norm, EPS, residual, cut or self.table, pdl) for each in self.matrices]
 
     def error(self, rows: int, cut: Tile | None = None, pdl: bool | None = None) -> float:
         """Relative, against the separate steps in float32 on the same inputs."""
@@ -82,13 +82,13 @@ class Case:
         x = x if self.norm is None else rms_norm(x, self.norm.float(), EPS)
         expected = F.linear(x, weight.float() if scales is None else dequantize(weight, scales, torch.float32))
         if self.kind == "gate_up":
-            expected = F.silu(expected[:, :INNER]) * expected[:, INNER:]
+            expected = F.silu(expected.chunk(2, -1)[0]) * expected.chunk(2, -1)[1]
         if self.residual is not None:
             expected += self.residual[:rows]
         return float((self.run(rows, cut, pdl)[0].float() - expected).norm() / expected.norm())
 
 
-def microseconds(run: partial) -> float:
+def microseconds(run: Callable) -> float:
     """Of a call, in a graph that is replayed 20 times."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
@@ -109,14 +109,17 @@ def microseconds(run: partial) -> float:
 
 
 def tune(case: Case, rows: int, overlap: bool) -> None:
-    what, times = f"{case.kind}, fp8 {case.fp8}, {rows} rows, overlap {overlap}", []
-    for cut in CUTS:
+    what, times = f"{case.name}, fp8 {case.fp8}, {rows} rows, overlap {overlap}", []
+    for cut in case.cuts:
         with survives(f"{what}, {cut}"):
             if (wrong := case.error(rows, cut, overlap)) > 0.02:
                 raise ValueError(f"relative error {wrong:.4f}")
             times.append((microseconds(partial(case.run, rows, cut, overlap)) / len(case.matrices), tuple(cut)))
     listed = "  ".join(f"{cut} {spent:.2f}" for spent, cut in sorted(times))
-    result(f"us, {what}, table {tuple(tile(case.kind, case.fp8))}: {listed}")
+    if not case.fp8:  # the product alone, by cuBLAS
+        separate = microseconds(lambda: [F.linear(case.x[:rows], matrix.weight) for matrix in case.matrices])
+        listed += f"  F.linear {separate / len(case.matrices):.2f}"
+    result(f"us, {what}, table {tuple(case.table)}: {listed}")
 
 
 def inputs(rows: int, heat: float) -> tuple[torch.Tensor, ...]:
@@ -164,35 +167,61 @@ def frames(paths: dict, how: str) -> None:
             result(f"ms a frame by rows, {name}, {how}: {'  '.join(f'{n}: {t:.3f}' for n, t in times.items())}")
 
 
-def compile_one(kind: str, fp8: bool, cut: Tile, overlap: bool) -> None:
+@survives("the talker's layers")
+def stacks() -> None:
+    """The talker's layers on each path, each layer's attention giving back its queries."""
+    g, model = GEOMETRY.talker, SimpleNamespace(geometry=GEOMETRY, attentions=[lambda query, key, value: query] * 99)
+    model.layers, model.norm = torch.nn.ModuleList([DecoderLayer(g) for _ in range(g.layers)]), torch.ones(g.hidden)
+    for name, weight in model.layers.named_parameters():
+        weight.data.fill_(1.0) if name.endswith("norm") else weight.data.normal_(0, 0.02)
+    steps = {"separate": FusedStep.__new__(FusedStep), "skinny": SkinnyStep.__new__(SkinnyStep)}
+    for step in steps.values():
+        step.model, step.fused_rotary, step.skinny_layers = model, True, True  # type: ignore
+        step.wide_rotary = rotary_table(g, 64).to(DEVICE, torch.bfloat16)
+    for rows in (1, 2):
+        x, positions = torch.randn(rows, g.hidden), torch.arange(rows) + 5
+        separate, found = (step.layers(x.clone(), positions).float() for step in steps.values())
+        result(f"layers, {rows} rows, skinny against separate: {(found - separate).norm() / separate.norm():.4f}")
+        for name, step in steps.items():  # separate works in place on its input
+            result(f"ms, layers, {rows} rows, {name}: {microseconds(partial(step.layers, x, positions)) / 1e3:.3f}")
+
+
+def compile_one(side: tuple[str, bool], cut: Tile, overlap: bool) -> None:
     """Run a kernel once, so that it is in Triton's cache."""
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(DEVICE), torch.inference_mode(), contextlib.suppress(Exception):  # told where it is measured
-        Case(kind, fp8, 1).run(1, cut, overlap)
+        case = Case(*side, 1)
+        if cut in case.cuts:
+            case.run(1, cut, overlap)
 
 
 def main() -> None:
-    began = time.perf_counter()
+    began, parts = time.perf_counter(), sys.argv[1:] or ["predictor", "talker"]
     torch.set_default_dtype(torch.bfloat16)
+    sides = [side for side in SIDES if ("talker" if " " in side[0] else "predictor") in parts]
+    work = itertools.product(sides, LAYER_CUTS, (True, False))
     with multiprocessing.get_context("spawn").Pool(10) as pool:
-        work = itertools.product(SHAPES, (False, True), CUTS, (True, False))
         pool.starmap_async(compile_one, work, 1).wait(90)
     result(f"compiled after {time.perf_counter() - began:.0f} s, {torch.cuda.get_device_name()}")
     with torch.device(DEVICE), torch.inference_mode():
-        cases = [Case(kind, fp8) for fp8 in (False, True) for kind in SHAPES]
+        cases = [Case(*side) for side in sides]
         for case in cases:
-            with survives(f"correctness of {case.kind}, fp8 {case.fp8}"):
+            with survives(f"correctness of {case.name}, fp8 {case.fp8}"):
                 errors = [round(case.error(rows), 4) for rows in ROWS]
                 good = "ok" if max(errors) < 0.02 else "WRONG"
-                result(f"{good} {case.kind}, fp8 {case.fp8}: relative errors {errors}")
-        paths = predictors()
-        for name, rows in itertools.product(("skinny", "skinny fp8"), ROWS):
-            check_predict(paths, name, rows)
-        frames(paths, "with overlap")
-        with mock.patch.object(skinny, "overlaps", lambda _: False):
-            frames(paths, "without overlap")
+                result(f"{good} {case.name}, fp8 {case.fp8}: relative errors {errors}")
+        if "talker" in parts:
+            stacks()
+        if "predictor" in parts:
+            paths = predictors()
+            for name, rows in itertools.product(("skinny", "skinny fp8"), ROWS):
+                check_predict(paths, name, rows)
+            frames(paths, "with overlap")
+            with mock.patch.object(skinny, "overlaps", lambda _: False):
+                frames(paths, "without overlap")
         for overlap, rows, case in itertools.product((True, False), (1, 4), cases):
-            tune(case, rows, overlap)
+            if case.name == case.kind or (overlap and rows == 1):
+                tune(case, rows, overlap)
 
 
 if __name__ == "__main__":

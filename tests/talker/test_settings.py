@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, InvalidRequest
 from engine.talker import PromptRows, SlotOptions, SlotsFull, TalkerSettings
 from engine.talker.geometry import TalkerGeometry
-from engine.talker.settings import AUTO_PREDICTOR
+from engine.talker.settings import AUTO_LAYERS, AUTO_PREDICTOR
 from engine.talker.slots import LAST_ROW, PROMPT_LEN, SEED, TEMPERATURE, TOP_K, SlotBuffers, SlotPool
+from engine.wiring import talker_settings
 from tests.talker.driving import geometry_config, prompt
 
 
@@ -25,6 +27,9 @@ from tests.talker.driving import geometry_config, prompt
         ({"deterministic": True}, "deterministic"),
         ({"device": "cuda", "deterministic": True, "predictor": "skinny"}, "predictor"),
         ({"predictor": "skinnier"}, "predictor"),
+        ({"device": "cuda", "deterministic": True, "layers": "skinny"}, "layers"),
+        ({"predictor": "plain", "layers": "skinny"}, "layers"),
+        ({"layers": "fused"}, "layers"),
         ({"predictor_weights": "fp4"}, "predictor_weights"),
         ({"device": "cuda", "capture_sizes": ()}, "capture_sizes"),
         ({"device": "cuda", "capture_sizes": (0, 4)}, "capture_sizes"),
@@ -40,6 +45,17 @@ def test_what_auto_means_for_the_predictor():
     assert TalkerSettings(predictor="plain").predictor_path == "plain"
     assert TalkerSettings().predictor_path == AUTO_PREDICTOR == "skinny"
     assert TalkerSettings(device="cuda", deterministic=True).predictor_path == "fused"
+
+
+def test_what_auto_means_for_the_layers():
+    assert TalkerSettings(layers="skinny").layers_path == "skinny"
+    assert TalkerSettings().layers_path == AUTO_LAYERS == "separate"
+    for other in ({"device": "cuda", "deterministic": True}, {"predictor": "plain"}):
+        assert TalkerSettings(**other).layers_path == "separate"
+    config = EngineConfig.load(None, **{"talker.layers": "skinny"})
+    assert talker_settings(config, torch.device("cpu")).layers == "skinny"
+    with pytest.raises(ConfigError, match="layers"):
+        EngineConfig.load(None, **{"talker.layers": "fused"})
 
 
 def test_graph_sizes():

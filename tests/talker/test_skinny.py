@@ -7,17 +7,33 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 pytest.importorskip("triton")
 pytest.importorskip("vllm")
 
+from engine.talker import skinny as module
 from engine.talker.fp8 import dequantize, quantize, round_weights
 from engine.talker.fused import FusedStep
 from engine.talker.geometry import TalkerGeometry
-from engine.talker.layers import rms_norm
+from engine.talker.layers import DecoderLayer, rms_norm, rotary_table, rotate
+from engine.talker.model import TalkerModel
 from engine.talker.predictor import CodePredictor
-from engine.talker.skinny import MOST_ROWS, TILES, Matrix, SkinnyPredictor, SkinnyStep, Tile, linear, overlaps, tile
+from engine.talker.skinny import (
+    LAYER_ROWS,
+    LAYER_TILES,
+    MOST_ROWS,
+    TILES,
+    Matrix,
+    SkinnyPredictor,
+    SkinnyStep,
+    Tile,
+    linear,
+    overlaps,
+    tile,
+)
 from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
+from engine.talker.torch_step import TorchStep
 from tests.talker.driving import geometry_config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -115,3 +131,85 @@ def test_predict(fp8, hidden, monkeypatch):
             reals[:, SUB_TEMPERATURE], reals[:, SUB_TOP_P] = 0.0 if rows == 1 else 0.9, 0.9
             inputs = torch.randn(rows, hidden), first, integers, reals, frame
             assert torch.equal(skinny.predict(*inputs), predictor(*inputs))
+
+
+class Rotated(SkinnyStep):
+    """What vLLM's kernels for 16-bit types do, in torch."""
+
+    def attended(self, index: int, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        g, layer = self.model.geometry.talker, self.model.layers[index]
+        parts = qkv.unflatten(-1, (-1, g.head_dim)).split([g.heads, g.kv_heads, g.kv_heads], dim=-2)
+        table, norms = self.rotary[positions], (layer.query_norm, layer.key_norm)
+        query, key = (rotate(rms_norm(x, norm, g.eps), table) for x, norm in zip(parts[:2], norms, strict=True))
+        return self.model.attentions[index](query.flatten(-2), key.flatten(-2), parts[2].flatten(-2))
+
+
+def talker_stack():
+    """A small talker with random weights, and in the place of attention something that depends on q, k and v."""
+    geometry = TalkerGeometry.from_config(geometry_config(hidden=96, layers=2))
+    g = geometry.talker
+    model = SimpleNamespace(geometry=geometry, layers=nn.ModuleList([DecoderLayer(g) for _ in range(g.layers)]))
+    torch.manual_seed(5)
+    for name, weight in model.layers.named_parameters():
+        weight.data.normal_(1 if name.endswith("norm") else 0, 0.1)
+    model.norm = 1 + 0.1 * torch.randn(g.hidden)
+
+    def attention(query, key, value):
+        grouped = (key + value).unflatten(-1, (g.kv_heads, g.head_dim)).repeat_interleave(g.heads // g.kv_heads, -2)
+        return (query * grouped.flatten(-2)).tanh()
+
+    model.attentions = [attention] * g.layers
+    return model
+
+
+def test_layers(monkeypatch):
+    """Normed hidden states, as from the plain layers; the input rows stay as they were."""
+    monkeypatch.setattr(module, "norm_rows", rms_norm)
+    for kind in LAYER_TILES:
+        monkeypatch.setitem(LAYER_TILES, kind, Tile(64, 128, 4))
+    with torch.device(DEVICE):
+        model = talker_stack()
+        plain, skinny = TorchStep.__new__(TorchStep), Rotated.__new__(Rotated)
+        for step in (plain, skinny):
+            step.model, step.rotary = model, rotary_table(model.geometry.talker, 16).to(DEVICE)
+        for rows in (1, LAYER_ROWS):
+            x, positions = torch.randn(rows, 96), torch.arange(rows) + 3
+            given = x.clone()
+            torch.testing.assert_close(skinny.few_rows(x, positions), plain.layers(x, positions), rtol=1e-4, atol=1e-4)
+            assert torch.equal(x, given)
+
+
+def test_which_layers_run_in_few_kernels(monkeypatch):
+    step = SkinnyStep.__new__(SkinnyStep)
+    monkeypatch.setattr(FusedStep, "layers", lambda self, *given: "separate")
+    monkeypatch.setattr(SkinnyStep, "few_rows", lambda self, *given: "skinny")
+    few, many = torch.zeros(LAYER_ROWS, 4), torch.zeros(LAYER_ROWS + 1, 4)
+    step.skinny_layers = True
+    assert step.layers(few, few) == "skinny" and step.layers(many, many) == "separate"
+    step.skinny_layers = False
+    assert step.layers(few, few) == "separate"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_predictor_and_layers_are_chosen_one_by_one(dtype):
+    """The model's step on CUDA; in float32 nothing is skinny, whatever is asked for."""
+    model, half = SimpleNamespace(fp8=False), dtype == torch.bfloat16
+    model.geometry = TalkerGeometry.from_config(geometry_config(head_dim=64))
+    model.head, model.max_positions, model.max_rows = torch.zeros(1, dtype=dtype), 16, 2
+    model.predictor = None
+    cuda = torch.device("cuda")
+    for predictor in ("skinny", "fused"):
+        for layers in ("skinny", "separate"):
+            step = TalkerModel._step(model, predictor, layers, cuda, dtype)
+            assert isinstance(step, SkinnyStep) == ("skinny" in (predictor, layers))
+            if isinstance(step, SkinnyStep):
+                assert (step.skinny is not None) == (predictor == "skinny" and half)
+                assert step.skinny_layers == (layers == "skinny" and half)
+    assert type(TalkerModel._step(model, "plain", "separate", cuda, dtype)) is TorchStep
+    assert type(TalkerModel._step(model, "fused", "skinny", torch.device("cpu"), torch.bfloat16)) is TorchStep
+
+
+def test_the_talkers_table():
+    """Programs for every one of the 132 multiprocessors of an H100 or H200, at the published size."""
+    columns = {"qkv": 4096, "output": 2048, "gate_up": 6144, "down": 2048}
+    assert all(columns[kind] // cut.block_n >= 132 for kind, cut in LAYER_TILES.items())
