@@ -17,6 +17,7 @@ import torch
 
 from engine import sampling
 from engine.errors import EngineBusy, InvalidRequest
+from engine.staging import Staging
 from engine.talker.geometry import TalkerGeometry
 
 NEVER = 1 << 30  # a frame number no request reaches
@@ -169,6 +170,7 @@ class SlotBuffers:
         self.seen_at = torch.full((count, geometry.vocab), NEVER, device=device, dtype=torch.int32)
         self.integers = torch.zeros(count, 7, device=device, dtype=torch.int64)
         self.reals = torch.ones(count, 5, device=device, dtype=torch.float32)
+        self._staging = Staging((7, torch.int64), (5, torch.float32), pinned=self.rows.is_cuda)
         self.integers[:, TOP_K] = self.integers[:, SUB_TOP_K] = geometry.vocab
 
     def check(self, prompt: PromptRows, options: SlotOptions) -> None:
@@ -220,18 +222,18 @@ class SlotBuffers:
             self._copy(mine[last], prompt.pad)
         top_k, sub_top_k = int(options.top_k) or self.vocab, int(options.subtalker_top_k) or self.vocab
         seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)  # any integer, wrapped to int64
-        integers = torch.tensor([length, last, seed, options.min_frames, ticket, top_k, sub_top_k])
-        reals = torch.tensor(
-            [
-                _temperature(options.do_sample, options.temperature),
-                options.top_p,
-                options.repetition_penalty,
-                _temperature(options.subtalker_do_sample, options.subtalker_temperature),
-                options.subtalker_top_p,
-            ]
+        staged = self._staging.take()
+        staged.arrays[0][:] = length, last, seed, options.min_frames, ticket, top_k, sub_top_k
+        staged.arrays[1][:] = (
+            _temperature(options.do_sample, options.temperature),
+            options.top_p,
+            options.repetition_penalty,
+            _temperature(options.subtalker_do_sample, options.subtalker_temperature),
+            options.subtalker_top_p,
         )
-        self._copy(self.integers[slot], integers)
-        self._copy(self.reals[slot], reals)
+        for target, source in zip((self.integers[slot], self.reals[slot]), staged.tensors, strict=True):
+            target.copy_(source, non_blocking=True)
+        self._staging.sent(staged)
         self.codes[slot].fill_(-1)
         self.seen_at[slot].fill_(NEVER)
 
