@@ -12,7 +12,6 @@ from side_by_side import SideBySide
 from torch import Tensor, nn
 
 RATE = 24000
-LOW_HZ = 360  # of wave_loss: the first harmonics of any voice; those above follow by themselves
 # FFT size, mel bands; hop is a quarter of the size (the scales of DAC, arXiv 2306.06546, without the smallest)
 MEL_SCALES = ((64, 10), (128, 20), (256, 40), (512, 80), (1024, 120), (2048, 160))
 
@@ -49,21 +48,6 @@ def mel_loss(fake: Tensor, real: Tensor, beside: SideBySide) -> Tensor:
     """`mel_distance`, averaged over the scales. PCM [B, 1, N], float32."""
     both = torch.cat([fake, real])[:, 0]
     return torch.stack(beside([partial(mel_distance, both, *scale) for scale in MEL_SCALES], both)).mean()
-
-
-def wave_loss(fake: Tensor, real: Tensor) -> Tensor:
-    """Distance of the complex spectra below LOW_HZ, relative to the real one's size. PCM [B, 1, N], float32.
-
-    Mel losses are blind to phase. With them alone the decoder made no harmonics: at 12.5 frames a second it would
-    have to invent a phase that lasts. Where the fundamental's own phase counts, encoder and codes carry it.
-    """
-    total = fake.new_zeros(())
-    for fft in (512, 1024):
-        low = int(LOW_HZ / RATE * fft) + 1
-        a, b = spectrum(torch.cat([fake, real])[:, 0], fft, fft // 4)[:, 1:low].chunk(2)
-        gap = torch.view_as_real(a - b).square().sum(-1).add(1e-9).sqrt().mean()
-        total = total + gap / torch.view_as_real(b).square().sum(-1).add(1e-9).sqrt().mean()
-    return total / 2
 
 
 class Listener(nn.Module):

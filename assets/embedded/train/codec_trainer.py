@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from balance import Balance
-from codec_losses import Discriminators, Listener, discriminator_loss, generator_loss, heard, mel_loss, wave_loss
+from codec_losses import Discriminators, Listener, discriminator_loss, generator_loss, heard, mel_loss
 from codec_model import Codec, export_state, host_constants, import_state
 from corpus import FRAME, Corpus, roughen
 from recording import Recorder
@@ -106,9 +106,6 @@ class Trainer:
         cut = t["freeze_from"]  # each of the two stages comes to rest by itself
         share = (progress - cut) / (1 - cut) if self.frozen else min(1.0, progress / cut)
         curve = 0.5 * (1 + math.cos(math.pi * share))
-        early = 0.0 if self.frozen else max(0.0, 1 - share / t["first_until"])
-        for name, first in t["first_shares"].items():
-            self.balance.shares[name].fill_(t["shares"][name] + (first - t["shares"][name]) * early)
         for name, final in t["final_shares"].items():
             self.balance.shares[name].fill_(t["shares"][name] + (final - t["shares"][name]) * (1 - curve))
         for rate, part, peak in (
@@ -186,12 +183,8 @@ class Trainer:
                 latents = self.codec.latents(real)
             self.seen = [x.detach() for x in latents]
             semantic, acoustic, commitment = self.quantize(latents)
-        heard_semantic = semantic
-        if not self.frozen:  # group 0 is for the words: with all of the gradient, the phase took its place
-            part = t["semantic_gradient"]
-            heard_semantic = part * semantic + (1 - part) * semantic.detach()
         with self.autocast():
-            x = self.codec.upsampled(heard_semantic, acoustic)
+            x = self.codec.upsampled(semantic, acoustic)
             if self.frozen:
                 x, real, phones = self._part(x, real, phones)
             made = self.codec.wave(x)
@@ -199,7 +192,7 @@ class Trainer:
             before = t["context_frames"]
             made, real, phones = made[..., before * FRAME :], real[..., before * FRAME :], phones[:, before:]
         fake = made.float()
-        log: dict[str, Tensor] = {"mel": mel_loss(fake, real, self.judge.beside), "wave": wave_loss(fake, real)}
+        log: dict[str, Tensor] = {"mel": mel_loss(fake, real, self.judge.beside)}
         with self.autocast():
             log |= heard(self.listener, real, fake, phones)
         if judged:
