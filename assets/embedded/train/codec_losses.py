@@ -14,6 +14,7 @@ from torch import Tensor, nn
 RATE = 24000
 # FFT size, mel bands; hop is a quarter of the size (the scales of DAC, arXiv 2306.06546, without the smallest)
 MEL_SCALES = ((64, 10), (128, 20), (256, 40), (512, 80), (1024, 120), (2048, 160))
+WAVE_BANDS = ((50, 450), (450, 900), (900, 1500))  # Hz
 
 
 @cache
@@ -48,6 +49,23 @@ def mel_loss(fake: Tensor, real: Tensor, beside: SideBySide) -> Tensor:
     """`mel_distance`, averaged over the scales. PCM [B, 1, N], float32."""
     both = torch.cat([fake, real])[:, 0]
     return torch.stack(beside([partial(mel_distance, both, *scale) for scale in MEL_SCALES], both)).mean()
+
+
+def wave_loss(fake: Tensor, real: Tensor) -> Tensor:
+    """Distance of the complex spectra in each of WAVE_BANDS, relative to the real one's size. PCM [B, 1, N], float32.
+
+    Mel losses are blind to phase, and with them alone the decoder made no harmonics. The phases of the training speech
+    follow from pitch and timbre (pitch_grid.py), so they can be asked for.
+    """
+    total = fake.new_zeros(())
+    for fft in (512, 1024):
+        gaps, sizes = [], []
+        a, b = spectrum(torch.cat([fake, real])[:, 0], fft, fft // 4).chunk(2)
+        for z, out in ((a - b, gaps), (b, sizes)):
+            size = torch.view_as_real(z).square().sum(-1).add(1e-9).sqrt()
+            out += [size[:, round(low * fft / RATE) : round(high * fft / RATE)].mean() for low, high in WAVE_BANDS]
+        total = total + sum(gap / size for gap, size in zip(gaps, sizes, strict=True))
+    return total / 2 / len(WAVE_BANDS)
 
 
 class Listener(nn.Module):

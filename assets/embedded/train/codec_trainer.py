@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from balance import Balance
-from codec_losses import Discriminators, Listener, discriminator_loss, generator_loss, heard, mel_loss
+from codec_losses import Discriminators, Listener, discriminator_loss, generator_loss, heard, mel_loss, wave_loss
 from codec_model import Codec, export_state, host_constants, import_state
 from corpus import FRAME, Corpus, roughen
 from recording import Recorder
@@ -33,7 +33,7 @@ class Trainer:
         self.judge.beside.enabled = args.side_by_side
         self.listener = Listener().to(self.device)
         self.average: dict[str, Tensor] | None = None
-        self.knows_judge = False  # discriminators of an earlier stretch
+        self.knows_judge = False  # the discriminators have learnt on this decoder's sound
         self.steps = 0
         if args.resume:
             self._resume(args.resume)
@@ -63,17 +63,16 @@ class Trainer:
                 own = {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")}
                 if own:
                     getattr(self, name).load_state_dict(own)
-            self.knows_judge = any(k.startswith("judge.") for k in state)
             return
         saved = torch.load(path, map_location=self.device, weights_only=True)
         self.codec.load_state_dict(saved["codec"])
         self.judge.load_state_dict(saved["judge"])
         self.listener.load_state_dict(saved["listener"])
-        self.average, self.steps, self.knows_judge = saved["average"], saved["steps"], True
+        self.average, self.steps, self.knows_judge = saved["average"], saved["steps"], saved["judged"]
 
     def _respread(self) -> None:
         with torch.no_grad(), self.autocast():
-            crops = [self.corpus.crops(64, self.t["crop_frames"], self.t["bent"])[0] for _ in range(8)]
+            crops = [self.corpus.crops(64, self.t["crop_frames"])[0][:, :1] for _ in range(8)]
             respread(self.codec, torch.cat([self.codec.trunk(pcm).float().flatten(0, 1) for pcm in crops]))
 
     def freeze(self) -> None:
@@ -99,7 +98,7 @@ class Trainer:
     def set_rates(self, progress: float, stage: tuple[bool, bool]) -> None:
         t = self.t
         warm = min(1.0, (self.steps - self.first + 1) / t["warmup_steps"])
-        # New discriminators first learn alone: what they want at the start would only spoil the decoder.
+        # Discriminators first learn alone: what they want at the start would only spoil the decoder.
         late = warm
         if stage[1] and not self.knows_judge:
             late = min(1.0, max(0.0, self.taken[stage] / t["head_start_steps"] - 1))
@@ -166,7 +165,7 @@ class Trainer:
         if self.first == self.steps and not books[0].begun.item():
             with torch.no_grad(), self.autocast():
                 clean, _ = self.corpus.crops(self.t["batch"], self.t["crop_frames"])
-                latents = self.codec.latents(clean)
+                latents = self.codec.latents(clean[:, :1])
             for book, x in zip(books, latents, strict=True):
                 book.begin(x.flatten(0, 1))
         elif self.steps % 20 == 10 and self.seen:
@@ -176,11 +175,11 @@ class Trainer:
 
     def once(self, judged: bool, measured: bool) -> dict[str, Tensor]:
         t = self.t
-        clean, phones = self.corpus.crops(t["batch"], t["crop_frames"], t["bent"])
-        real = roughen(clean, t["roughen"])
+        clean, phones = self.corpus.crops(t["batch"], t["crop_frames"])
+        rough, real = roughen(clean, t["roughen"]).split(1, 1)
         with torch.no_grad() if self.frozen else nullcontext():
             with self.autocast():
-                latents = self.codec.latents(real)
+                latents = self.codec.latents(rough)
             self.seen = [x.detach() for x in latents]
             semantic, acoustic, commitment = self.quantize(latents)
         with self.autocast():
@@ -192,7 +191,7 @@ class Trainer:
             before = t["context_frames"]
             made, real, phones = made[..., before * FRAME :], real[..., before * FRAME :], phones[:, before:]
         fake = made.float()
-        log: dict[str, Tensor] = {"mel": mel_loss(fake, real, self.judge.beside)}
+        log: dict[str, Tensor] = {"mel": mel_loss(fake, real, self.judge.beside), "wave": wave_loss(fake, real)}
         with self.autocast():
             log |= heard(self.listener, real, fake, phones)
         if judged:
@@ -253,7 +252,8 @@ class Trainer:
         out.mkdir(parents=True, exist_ok=True)
         parts = {"codec": self.codec, "judge": self.judge, "listener": self.listener}
         state = {name: part.state_dict() for name, part in parts.items()} | {"average": self.average}
-        torch.save({**state, "steps": self.steps}, out / "codec.pt.part")
+        judged = self.knows_judge or any(stage[1] for stage in self.taken)
+        torch.save({**state, "steps": self.steps, "judged": judged}, out / "codec.pt.part")
         (out / "codec.pt.part").rename(out / "codec.pt")
         weights = export_state(self.codec)
         for name, value in (self.average or {}).items():

@@ -33,34 +33,40 @@ class Corpus:
 
     def __init__(self, folders: str, device: torch.device | str) -> None:
         self.device = torch.device(device)
-        parts = [np.load(Path(folder) / "pcm.npy", mmap_mode="c") for folder in folders.split(",")]
-        self.pcm = torch.cat([torch.from_numpy(part).to(self.device) for part in parts])
+        self.pcm, self.wanted = (self._stream(folders, name) for name in ("pcm.npy", "wanted.npy"))
         self.phones = torch.from_numpy(labels(folders)[:, 0].copy()).to(self.device)
         z = clip_table(folders)
         self.start, self.samples, self.speaker, self.job = z["start"], z["samples"], z["speaker"], z["job"]
         self.frames = -(-self.samples // FRAME)
 
-    def crops(self, batch: int, frames: int, bent: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Random stretches of the stream: float PCM [batch, 1, frames * 1920], phones [batch, frames, 4].
+    def _stream(self, folders: str, name: str) -> Tensor:
+        parts = [np.load(Path(folder) / name, mmap_mode="c") for folder in folders.split(",")]
+        return torch.cat([torch.from_numpy(part).to(self.device) for part in parts])
 
-        A share `bent` of the rows is played 0.8 to 1.25 times as fast: speakers outside the corpus. Their labels are
-        read at the same speed.
+    def crops(self, batch: int, frames: int) -> tuple[Tensor, Tensor]:
+        """Random stretches of the stream: float PCM [batch, 2, frames * 1920], phones [batch, frames, 4].
+
+        First what an encoder hears: the speech with other phases than what is wanted, a few milliseconds early or late,
+        and in half of the rows a little faster and slower by turns, so that it cannot tell how its frames lie against
+        the periods of the voice. Then what is wanted (pitch_grid.py).
         """
         length = frames * FRAME
-        draw = torch.rand(3, batch, 1, device=self.device)
-        factor = torch.where(draw[0] < bent, 0.8 * 1.5625 ** draw[1], 1.0)
-        last = len(self.pcm) - int(1.25 * length) - 4
-        at = (draw[2].double() * (last // FRAME)).long() * FRAME
-        position = torch.arange(length, device=self.device) * factor.double()
-        whole = position.long()
-        share, index = (position - whole).float(), at + whole
-        # Catmull-Rom through four samples; exact where the factor is 1.
-        a, b, c, d = (self.pcm[(index + k).clamp(min=0)].float() / 32768 for k in (-1, 0, 1, 2))
+        draw = torch.rand(5, batch, 1, device=self.device)
+        last = len(self.pcm) - length - 4
+        at = (draw[0].double() * (last // FRAME)).long() * FRAME
+        position = torch.arange(length, device=self.device)
+        turn = 2 * torch.pi * ((0.3 + 0.7 * draw[1]) * position / 24000 + draw[2])
+        drift = 320 * (draw[3] - 0.5) + 200 * (draw[4] < 0.5) * turn.sin()
+        whole = drift.floor()
+        share, index = drift - whole, at + position + whole.long()
+        # Catmull-Rom through four samples.
+        a, b, c, d = (self.pcm[(index + k).clamp(min=0, max=len(self.pcm) - 1)].float() / 32768 for k in (-1, 0, 1, 2))
         curve = (a * (-0.5) + 1.5 * b - 1.5 * c + 0.5 * d) * share + (a - 2.5 * b + 2 * c - 0.5 * d)
-        pcm = (curve * share + 0.5 * (c - a)) * share + b
-        middle = (torch.arange(frames * 4, device=self.device) * 480 + 240) * factor.double()
-        phones = self.phones[(at + middle.long()) // 480]
-        return pcm[:, None], phones.long().unflatten(1, (-1, 4))
+        heard = (curve * share + 0.5 * (c - a)) * share + b
+        wanted = self.wanted[at + position].float() / 32768
+        middle = torch.arange(frames * 4, device=self.device) * 480 + 240
+        phones = self.phones[(at + middle) // 480]
+        return torch.stack([heard, wanted], 1), phones.long().unflatten(1, (-1, 4))
 
     def clips(self, which: np.ndarray, frames: int) -> Tensor:
         """Whole clips, zeros behind: float PCM [n, frames * 1920]."""
@@ -80,8 +86,9 @@ def tone_colour(knots: Tensor, bins: int) -> Tensor:
 
 
 def roughen(pcm: Tensor, share: float) -> Tensor:
-    """PCM [B, 1, N] with random gains; a share of rows also gets white noise (20 to 45 dB below) or a low-pass, and
-    another such share a random tone colour (up to 9 dB up or down in five bands)."""
+    """PCM [B, C, N] with random gains; a share of rows also gets white noise (20 to 45 dB below; the first channel
+    only: the second, if there is one, is what is wanted) or a low-pass, and another such share a random tone colour (up
+    to 9 dB up or down in five bands)."""
     batch, device = len(pcm), pcm.device
 
     def draw(low: float, high: float) -> Tensor:
@@ -89,8 +96,9 @@ def roughen(pcm: Tensor, share: float) -> Tensor:
 
     pcm = pcm * 10 ** (draw(-10, 5) / 20)
     chance = torch.rand(batch, 1, 1, device=device)
-    level = pcm.square().mean(-1, keepdim=True).sqrt() * 10 ** (-draw(20, 45) / 20)
-    pcm = pcm + torch.randn_like(pcm) * level * (chance < share / 2)
+    level = pcm[:, :1].square().mean(-1, keepdim=True).sqrt() * 10 ** (-draw(20, 45) / 20)
+    noise = torch.randn_like(pcm[:, :1]) * level * (chance < share / 2)
+    pcm = torch.cat([pcm[:, :1] + noise, pcm[:, 1:]], 1)
     spectrum = torch.fft.rfft(pcm.float())
     position = torch.linspace(0, 1, spectrum.shape[-1], device=device)
     cut = torch.where((chance >= share / 2) & (chance < share), draw(0.28, 0.75), 2.0)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pitch_grid import in_phase, on_grid
 from torch import Tensor, nn
 
 FRAME = 600  # samples of one Kokoro frame, 25 ms
@@ -106,9 +107,17 @@ def load(state: dict[str, np.ndarray], package: Path, device: torch.device) -> n
     strange = [k for k in missing if ".norm." not in k] + [k for k in unexpected if "pooler" not in k]
     if strange:
         raise ValueError(f"the packed weights do not fit the kokoro package: {strange[:5]}")
+    _own_phase(model)
     stft = model.decoder.generator.stft
     stft.window = stft.window.to(device)  # else it is copied, and waited for, in every call
     return model.to(device)
+
+
+def _own_phase(model: nn.Module) -> None:
+    """The phase of the voice comes from `model.cycles` [B, samples]; all harmonics start alike."""
+    source = model.decoder.generator.m_source.l_sin_gen
+    harmonics = torch.arange(1, source.harmonic_num + 2)
+    source._f02sine = lambda f0: torch.sin(2 * math.pi * model.cycles[..., None] * harmonics.to(f0.device))
 
 
 def text_side(model: nn.Module, ids: Tensor, style: Tensor, speed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,9 +149,15 @@ def fit_durations(durations: np.ndarray, grid: int) -> np.ndarray:
     return whole
 
 
-def wave_side(model: nn.Module, d: list[Tensor], text: list[Tensor], index: Tensor, style: Tensor) -> Tensor:
-    """d: [n, 640] each, text: [512, n] each, index [B, T]: the token of each frame -> samples [B, T * 600]."""
+def wave_side(
+    model: nn.Module, d: list[Tensor], text: list[Tensor], index: Tensor, style: Tensor, spacing: Tensor
+) -> Tensor:
+    """d: [n, 640] each, text: [512, n] each, index [B, T]: the token of each frame, spacing [B]: samples of a codec
+    frame -> samples [B, 2, T * 600] with whole periods in every codec frame: as Kokoro makes them, and in phase
+    (pitch_grid.py)."""
     prosody = torch.stack([a.index_select(0, i) for a, i in zip(d, index, strict=True)]).transpose(1, 2).contiguous()
     features = torch.stack([a.index_select(1, i) for a, i in zip(text, index, strict=True)])
     pitch, energy = model.predictor.F0Ntrain(prosody, style[:, 128:])
-    return model.decoder(features, pitch, energy, style[:, :128]).reshape(len(d), -1)
+    pitch, model.cycles = on_grid(pitch, spacing)
+    wave = model.decoder(features, pitch, energy, style[:, :128]).reshape(len(d), -1)
+    return torch.stack([wave, in_phase(wave, model.cycles, pitch)], 1)

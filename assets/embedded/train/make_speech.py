@@ -2,7 +2,8 @@
 
     python make_speech.py --pack pack --kokoro SITE-PACKAGES/kokoro --out corpus --seconds 170
 
-Writes pcm.npy (int16, 24 kHz; every clip begins on a codec frame), phones.npy (uint8 [n, 2], one row per 480 samples:
+Writes pcm.npy (int16, 24 kHz; every clip begins on a codec frame), wanted.npy (the same, in phase: what the codec shall
+make of it, pitch_grid.py), phones.npy (uint8 [n, 2], one row per 480 samples:
 phoneme and its index among the clip's, by Kokoro's own alignment), clips.npz (start, samples, speaker, job). Needs a
 GPU for any amount of speech: about 500 times real time. With several GPUs, `--part 0/2` and `--part 1/2` side by side
 into two folders; all later steps take `--corpus folder1,folder2`.
@@ -62,8 +63,14 @@ def spoken(ids: np.ndarray) -> np.ndarray:
     return out
 
 
-def batches(model: torch.nn.Module, jobs: Jobs, chunk: np.ndarray, args: argparse.Namespace) -> Iterator[tuple]:
-    """(jobs, samples [B, N], [B, 2, T of 25 ms]: phoneme and its index in the job) of one length each."""
+Made = tuple[int, np.ndarray, Tensor, Tensor, Tensor]
+
+
+def batches(
+    model: torch.nn.Module, jobs: Jobs, chunk: np.ndarray, factors: list[Tensor], args: argparse.Namespace
+) -> Iterator[Made]:
+    """factors: of each version, how much faster each speaker is played -> (version, jobs, samples [B, 2, N] of
+    kokoro.wave_side, factors [B], [B, 2, T of 25 ms]: phoneme and its index in the job), one length each."""
     device = jobs.mixes.device
     by_count: dict[int, list[int]] = defaultdict(list)
     for job in chunk:
@@ -88,34 +95,46 @@ def batches(model: torch.nn.Module, jobs: Jobs, chunk: np.ndarray, args: argpars
             full = (group * size)[:size]  # a short last batch is filled with repeats: one shape a length
             parts = [ready[j] for j in full]
             index = torch.from_numpy(np.stack([p[2] for p in parts])).to(device)
-            wave = kokoro.wave_side(
-                model, [p[0] for p in parts], [p[1] for p in parts], index, torch.stack([p[3] for p in parts])
-            )
+            speakers = torch.from_numpy(jobs.speaker[full].astype(np.int64)).to(device)
             heard = [(spoken(jobs.tokens(j))[ready[j][2]], ready[j][2]) for j in group]
-            yield np.array(group), wave[: len(group)], torch.from_numpy(np.array(heard, np.uint8)).to(device)
+            heard = torch.from_numpy(np.array(heard, np.uint8)).to(device)
+            inputs = [p[0] for p in parts], [p[1] for p in parts], index, torch.stack([p[3] for p in parts])
+            for version, faster in enumerate(factors):
+                factor = faster[speakers]
+                wave = kokoro.wave_side(model, *inputs, FRAME * factor)
+                yield version, np.array(group), wave[: len(group)], factor[: len(group)], heard
 
 
-def shift_pitch(wave: Tensor, factor: float) -> Tensor:
-    """[B, N] -> [B, N / factor]: played `factor` times faster, by cutting or padding the spectrum."""
-    if factor == 1.0:
-        return wave
-    length = round(wave.shape[1] / factor)
-    spectrum = torch.fft.rfft(wave)
-    bins = length // 2 + 1
-    spectrum = torch.nn.functional.pad(spectrum, (0, max(0, bins - spectrum.shape[1])))[:, :bins]
-    return torch.fft.irfft(spectrum, n=length) * (length / wave.shape[1])
+def played(wave: Tensor, factor: Tensor) -> Tensor:
+    """[B, C, N], each row played `factor` [B] times faster, by windowed sinc -> [B, C, N / smallest factor], silence
+    behind."""
+    length, taps = wave.shape[-1], 16
+    position = torch.arange(int(length / float(factor.min())), device=wave.device) * factor[:, None].double()
+    base = position.long()
+    share, band = (position - base).float(), (0.97 / factor).clamp(max=1)[:, None]
+    out = wave.new_zeros(*wave.shape[:2], position.shape[1])
+    for tap in range(1 - taps, taps + 1):
+        away = tap - share
+        weight = band * torch.sinc(band * away) * (0.5 + 0.5 * torch.cos(torch.pi * (away / taps).clamp(-1, 1)))
+        index = base + tap
+        weight = weight * ((index >= 0) & (index < length))
+        out += weight[:, None] * wave.gather(2, index.clamp(0, length - 1)[:, None].expand(out.shape))
+    return out
 
 
 def coloured(wave: Tensor, knots: Tensor) -> Tensor:
-    """[B, N] through a filter of its own for each row (knots [B, 6] in dB)."""
-    spectrum = torch.fft.rfft(wave)
-    return torch.fft.irfft(spectrum * tone_colour(knots, spectrum.shape[1]), n=wave.shape[1])
+    """[B, C, N] through a filter of its own for each row (knots [B, 6] in dB)."""
+    whole = 1 << (wave.shape[-1] - 1).bit_length()
+    spectrum = torch.fft.rfft(wave, whole)
+    return torch.fft.irfft(spectrum * tone_colour(knots, spectrum.shape[-1])[:, None], whole)[..., : wave.shape[-1]]
 
 
 def trim_and_level(wave: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Silence cut to a random short rest, same loudness for every clip -> (wave, first sample, end) by row."""
+    """[B, 2, N]: silence cut to a random short rest, beginning on a codec frame; same loudness for every clip ->
+    (wave, first sample, end) by row."""
     c, hop, device = SETTINGS["corpus"], 240, wave.device
-    rms = wave[:, : wave.shape[1] // hop * hop].unflatten(1, (-1, hop)).square().mean(-1).sqrt()
+    first_side = wave[:, 0]
+    rms = first_side[:, : wave.shape[2] // hop * hop].unflatten(1, (-1, hop)).square().mean(-1).sqrt()
     active = rms > rms.amax(1, keepdim=True) * 10 ** (-45 / 20)
     position = torch.arange(rms.shape[1], device=device)
     first = torch.where(active, position, rms.shape[1]).amin(1) * hop
@@ -125,15 +144,15 @@ def trim_and_level(wave: Tensor, generator: torch.Generator) -> tuple[Tensor, Te
         share = torch.rand(len(wave), generator=generator, device=device)
         return ((low + share * (high - low)) * RATE).long()
 
-    start = (first - rest(*c["lead_seconds"])).clamp(min=0)
-    end = (last + rest(*c["tail_seconds"])).clamp(max=wave.shape[1])
-    position = torch.arange(wave.shape[1], device=device)
+    start = (first - rest(*c["lead_seconds"])).clamp(min=0) // FRAME * FRAME
+    end = (last + rest(*c["tail_seconds"])).clamp(max=wave.shape[2])
+    position = torch.arange(wave.shape[2], device=device)
     inside = (position >= start[:, None]) & (position < end[:, None])
     ramp = torch.minimum(position - start[:, None], end[:, None] - position).clamp(0, 120) / 120
-    loud = (wave.square() * inside).sum(1) / inside.sum(1)
+    loud = (first_side.square() * inside).sum(1) / inside.sum(1)
     gain = 10 ** (c["loudness_dbfs"] / 20) / (loud + 1e-12).sqrt()
-    gain = torch.minimum(gain, 0.95 / (wave.abs().amax(1) + 1e-9))
-    return wave * gain[:, None] * ramp, start, end
+    gain = torch.minimum(gain, 0.95 / (wave.abs().amax((1, 2)) + 1e-9))
+    return wave * (gain[:, None] * ramp)[:, None], start, end
 
 
 def bent_speakers(speakers: int, versions: int) -> list[np.ndarray]:
@@ -174,29 +193,29 @@ def main() -> None:
     jobs = Jobs(args.pack, device)
     model = kokoro.load(speech_pack.read_weights(args.pack / "weights.bin"), args.kokoro, device)
     order = np.arange(len(jobs.count))[: args.limit][part::parts]
-    bends = bent_speakers(len(jobs.pitch), args.bent)
+    factors = [torch.from_numpy(jobs.pitch * bend).to(device) for bend in bent_speakers(len(jobs.pitch), args.bent)]
     colours = bent_colours(len(jobs.pitch), args.bent).to(device)
     capacity = int(jobs.count[order].sum() * 0.1 * RATE) + 10 * RATE  # 0.1 s a phoneme is far above the mean
-    capacity *= len(bends)
-    pcm = torch.zeros(capacity, dtype=torch.int16, device=device)
+    capacity = min(capacity * len(factors), 40 * 3600 * RATE)
+    pcm = torch.zeros(2, capacity, dtype=torch.int16, device=device)
     phones = torch.zeros(capacity // PHONE_HOP, 2, dtype=torch.uint8, device=device)
     at, table = 0, []
     print(f"loaded in {time.time() - began:.0f} s, {len(order)} clips to make", flush=True)
 
-    def store(group: np.ndarray, wave: Tensor, heard: Tensor, factor: float, version: int) -> None:
+    def store(version: int, group: np.ndarray, wave: Tensor, factor: Tensor, heard: Tensor) -> None:
         nonlocal at
-        source, shift = wave.shape[1], version * len(jobs.pitch)  # added to the speakers' numbers
-        wave = shift_pitch(wave, factor)
+        shift = version * len(jobs.pitch)  # added to the speakers' numbers
+        wave = played(wave, factor)
         if version:
             wave = coloured(wave, colours[version, torch.from_numpy(jobs.speaker[group].astype(np.int64))])
         wave, start, end = trim_and_level(wave, generator)
-        finite = wave.isfinite().all(1) & (wave.abs().amax(1) > 1e-3)
+        finite = wave.isfinite().all((1, 2)) & (wave.abs().amax((1, 2)) > 1e-3)
         whole = (wave.clamp(-1, 1) * 32767).round().to(torch.int16)
-        rate = source / wave.shape[1]
-        for row, (good, low, high) in enumerate(zip(finite.tolist(), start.tolist(), end.tolist(), strict=True)):
+        columns = (values.tolist() for values in (finite, start, end, factor))
+        for row, (good, low, high, rate) in enumerate(zip(*columns, strict=True)):
             if not good or at + high - low + FRAME > capacity:
                 continue
-            pcm[at : at + high - low] = whole[row, low:high]
+            pcm[:, at : at + high - low] = whole[row, :, low:high]
             steps = (high - low) // PHONE_HOP
             middle = (torch.arange(steps, device=device) * PHONE_HOP + PHONE_HOP // 2 + low) * rate
             which = (middle / kokoro.FRAME).long().clamp(max=heard.shape[2] - 1)
@@ -206,20 +225,16 @@ def main() -> None:
 
     with torch.inference_mode():
         for low in range(0, len(order), args.chunk):
-            for group, wave, heard in batches(model, jobs, order[low : low + args.chunk], args):
-                for version, bend in enumerate(bends):
-                    factors = (jobs.pitch * bend)[jobs.speaker[group]]
-                    for factor in np.unique(factors):
-                        rows = np.flatnonzero(factors == factor)
-                        pick = torch.from_numpy(rows).to(device)
-                        store(group[rows], wave[pick], heard[pick], float(factor), version)
+            for made in batches(model, jobs, order[low : low + args.chunk], factors, args):
+                store(*made)
                 if time.time() - began > args.seconds:
                     break
             print(f"{time.time() - began:.0f} s: {len(table)} clips, {at / RATE / 3600:.2f} h", flush=True)
             if time.time() - began > args.seconds:
                 break
     args.out.mkdir(parents=True, exist_ok=True)
-    np.save(args.out / "pcm.npy", pcm[:at].cpu().numpy())
+    for name, side in zip(("pcm", "wanted"), pcm, strict=True):
+        np.save(args.out / f"{name}.npy", side[:at].cpu().numpy())
     np.save(args.out / "phones.npy", phones[: at // PHONE_HOP].cpu().numpy())
     columns = np.array(table, np.int64).T
     np.savez(args.out / "clips.npz", **dict(zip(("start", "samples", "speaker", "job"), columns, strict=True)))

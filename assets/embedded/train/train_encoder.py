@@ -86,7 +86,7 @@ def main() -> None:
         )
         for group in adam.param_groups:
             group["lr"] = rate
-        clean, _ = corpus.crops(t["batch"], t["crop_frames"], t["bent"])
+        clean = corpus.crops(t["batch"], t["crop_frames"])[0][:, :1]
         rough = roughen(reverberate(clean, t["rooms"]), t["roughen"])
         with torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext():
             with torch.no_grad():
