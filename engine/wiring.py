@@ -111,7 +111,6 @@ def codec_runner(config: EngineConfig, codec: Codec, target: torch.device) -> Co
         capture=capture(config) if target.type == "cuda" else (),
         device=target,
         dtype=codec_dtype(config),
-        urgent=config.codec.stream_priority == "high",
     )
 
 

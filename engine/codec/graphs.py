@@ -71,7 +71,6 @@ class CodecRunner:
         decoder: on `device`, frozen.
         slots: streams that may be open at once.
         capture: (batch, frames) sizes to capture. Largest first shares the memory pool best.
-        urgent: on a GPU, before other streams' work wherever both wait for room.
         capture_with: how to capture; defaults to CUDA graphs on a GPU and to eager runs elsewhere.
 
     Raises:
@@ -86,16 +85,13 @@ class CodecRunner:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         capture_with: Capture | None = None,
-        urgent: bool = False,
     ) -> None:
         self.decoder = decoder
         self.device = torch.device(device)
         self.total_slots = slots
         self._trash = slots  # the row that padded entries read and write
         # Its own stream: the codec's work overlaps the talker's instead of queueing behind the next step.
-        # Graphs keep the priority of the stream on which they are captured.
-        priority = -1 if urgent else 0
-        self._stream = torch.cuda.Stream(self.device, priority=priority) if self.device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._state = decoder.init_state(slots + 1, self.device, dtype)
         self._views: dict[int, list[list[Tensor]]] = {}
         self._free = list(range(slots - 1, -1, -1))

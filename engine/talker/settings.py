@@ -18,8 +18,9 @@ CHOICES = {
     "layers": ("auto", "separate", "skinny"),
 }
 
-AUTO_PREDICTOR = "skinny"  # what "auto" means where any load may give other roundings
-AUTO_LAYERS = "separate"  # until skinny is measured
+# What "auto" means where any load may give other roundings.
+AUTO_PREDICTOR = "skinny"
+AUTO_LAYERS = "skinny"
 
 
 @dataclass(frozen=True)

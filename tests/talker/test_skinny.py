@@ -172,7 +172,7 @@ def test_layers(monkeypatch):
         plain, skinny = TorchStep.__new__(TorchStep), Rotated.__new__(Rotated)
         for step in (plain, skinny):
             step.model, step.rotary = model, rotary_table(model.geometry.talker, 16).to(DEVICE)
-        for rows in (1, LAYER_ROWS):
+        for rows in (1, 2):
             x, positions = torch.randn(rows, 96), torch.arange(rows) + 3
             given = x.clone()
             torch.testing.assert_close(skinny.few_rows(x, positions), plain.layers(x, positions), rtol=1e-4, atol=1e-4)
