@@ -69,13 +69,14 @@ def wave_loss(fake: Tensor, real: Tensor) -> Tensor:
 
 
 class Listener(nn.Module):
-    """Hears phonemes: PCM [B, 1, N], N a multiple of 480 -> (features of every layer, logits [B, N / 480, phones]).
+    """Hears phonemes and speakers: PCM [B, 1, N], N a multiple of 480 -> (features of every layer, logits
+    [B, N / 480, phones], logits [B, speakers]).
 
-    Learns on real speech, whose alignment is known, and judges the decoder by what it hears: mel distances alone give
+    Learns on real speech, of which both are known, and judges the decoder by what it hears: mel distances alone give
     consonants no more weight than any other 20 ms. (An ASR's features as a perceptual loss, made in place.)
     """
 
-    def __init__(self, phones: int = 178, width: int = 256) -> None:
+    def __init__(self, speakers: int, phones: int = 178, width: int = 256) -> None:
         super().__init__()
         self.first = nn.Conv1d(80, width, 3, padding=1)
         self.layers = nn.ModuleList(
@@ -84,8 +85,9 @@ class Listener(nn.Module):
         )
         self.norms = nn.ModuleList(nn.GroupNorm(8, width) for _ in self.layers)
         self.last = nn.Conv1d(width, phones, 1)
+        self.voice = nn.Linear(2 * width, speakers)
 
-    def forward(self, pcm: Tensor) -> tuple[list[Tensor], Tensor]:
+    def forward(self, pcm: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         with torch.autocast(pcm.device.type, enabled=False):
             magnitude = torch.view_as_real(spectrum(pcm[:, 0].float(), 1024, 240)).square().sum(-1).add(1e-9).sqrt()
             mel = (mel_matrix(1024, 80, pcm.device) @ magnitude).clamp(min=1e-4).log10()
@@ -96,18 +98,26 @@ class Listener(nn.Module):
             y = F.gelu(norm(layer(x)))
             x = y if y.shape != x.shape else x + y
             features.append(x)
-        return features, self.last(x).transpose(1, 2)
+        deviation = x.float().var(2).add(1e-5).sqrt()
+        voice = self.voice(torch.cat([x.float().mean(2), deviation], 1))
+        return features, self.last(x).transpose(1, 2), voice
 
 
-def heard(listener: Listener, real: Tensor, fake: Tensor, phones: Tensor) -> dict[str, Tensor]:
-    """phones [B, T, 4] -> listen: its own loss on real speech; misheard: cross-entropy on the decoded speech;
-    unlike: distance of its features between the two. The last two move the codec only."""
+def heard(listener: Listener, real: Tensor, fake: Tensor, phones: Tensor, who: Tensor) -> dict[str, Tensor]:
+    """phones [B, T, 4], who [B] -> listen, recognise: its own losses on real speech; misheard, unrecognised:
+    cross-entropy of phonemes and of the speaker on the decoded speech; unlike: distance of its features between the
+    two. The last three move the codec only."""
     target = phones.flatten()
-    features, logits = listener(real)
-    out = {"listen": F.cross_entropy(logits.float().flatten(0, 1), target)}
+
+    def cross_entropies(logits: Tensor, voice: Tensor) -> tuple[Tensor, Tensor]:
+        return F.cross_entropy(logits.float().flatten(0, 1), target), F.cross_entropy(voice.float(), who)
+
+    features, *logits = listener(real)
+    words, voices = cross_entropies(*logits)
+    out = {"listen": words, "recognise": voices}
     fixed = {name: value.detach() for name, value in listener.named_parameters()}
-    again, logits = torch.func.functional_call(listener, fixed, (fake,))
-    out["misheard"] = F.cross_entropy(logits.float().flatten(0, 1), target)
+    again, *logits = torch.func.functional_call(listener, fixed, (fake,))
+    out["misheard"], out["unrecognised"] = cross_entropies(*logits)
     gaps = [(a.detach().float() - b.float()).abs().mean() for a, b in zip(features, again, strict=True)]
     out["unlike"] = torch.stack(gaps).mean()
     return out
@@ -176,22 +186,38 @@ class Discriminators(nn.Module):
         return self.beside([partial(part, loud) for part in self.parts], loud)
 
 
-def discriminator_loss(real: list[list[Tensor]], fake: list[list[Tensor]]) -> Tensor:
-    """Least squares: real to 1, made to 0."""
-    return sum(
-        ((1 - r[-1].float()).square().mean() + f[-1].float().square().mean() for r, f in zip(real, fake, strict=True)),
-        start=torch.zeros((), device=real[0][0].device),
-    ) / len(real)
+def discriminator_loss(both: list[list[Tensor]]) -> Tensor:
+    """Least squares: real (the first half of the batch) to 1, made to 0."""
+    verdicts = [features[-1].float().chunk(2) for features in both]
+    return 2 * torch.stack([torch.cat([1 - real, made]).square().mean() for real, made in verdicts]).mean()
 
 
-def generator_loss(real: list[list[Tensor]], fake: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
-    """(adversarial, feature matching relative to the features' size), each averaged over the discriminators."""
-    zero = torch.zeros((), device=real[0][0].device)
-    fooled = sum(((1 - f[-1].float()).square().mean() for f in fake), start=zero) / len(fake)
-    matched = zero
-    for r, f in zip(real, fake, strict=True):
-        for a, b in zip(r[:-1], f[:-1], strict=True):
-            target = a.detach()
-            gap = (target - b).abs().mean(dtype=torch.float32)
-            matched = matched + gap / target.abs().mean(dtype=torch.float32) / len(r[:-1])
-    return fooled, matched / len(real)
+class FeatureDistance(torch.autograd.Function):
+    """Mean distance of each feature's second half from its first, relative to the first's size, of features whose first
+    half of the batch is real and whose second is made; the gradient reaches the second only. A few kernels for all."""
+
+    @staticmethod
+    def forward(ctx, *features: Tensor) -> Tensor:
+        real, fake = ([x.chunk(2)[side] for x in features] for side in (0, 1))
+        gaps = torch._foreach_sub(fake, real)
+        ctx.save_for_backward(*gaps)
+        sizes = torch.stack(torch._foreach_norm(real, 1)).float()
+        ctx.slopes = 1 / sizes / len(features)
+        return (torch.stack(torch._foreach_norm(gaps, 1)).float() / sizes).mean()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, ...]:
+        gaps, out = ctx.saved_tensors, []
+        for gap, slope in zip(gaps, (gradient * ctx.slopes).to(gaps[0].dtype).unbind(), strict=True):
+            whole = gap.new_zeros(2 * len(gap), *gap.shape[1:])
+            torch.sign(gap, out=whole[len(gap) :]).mul_(slope)
+            out.append(whole)
+        return tuple(out)
+
+
+def generator_loss(both: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+    """both: features of real and made speech in one batch, the last of each discriminator its verdict ->
+    (adversarial, feature matching relative to the features' size)."""
+    verdicts = [features[-1].chunk(2)[1].float() for features in both]
+    fooled = torch.stack([(1 - verdict).square().mean() for verdict in verdicts]).mean()
+    return fooled, FeatureDistance.apply(*[x for features in both for x in features[:-1]])

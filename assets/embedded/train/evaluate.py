@@ -84,7 +84,7 @@ def speech(args: argparse.Namespace) -> dict[str, float]:
     for seed in range(args.seeds):
         for number, text in enumerate(texts):
             name = names[(number + seed) % len(names)]
-            vector = (number + seed) % 2 == 0
+            vector = (number // len(names) + seed) % 2 == 0  # every voice both ways
             stream = engine.stream(SpeechRequest(text=text.text, voice=prompts[name], x_vector_only=vector, seed=seed))
             pcm = np.concatenate([np.zeros(1, np.float32), *[chunk.pcm for chunk in stream]])
             made.append((name, text, vector, pcm, stream.result))
