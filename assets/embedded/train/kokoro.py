@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pitch_grid import in_phase, on_grid
+from pitch_grid import VOICED, in_phase, on_grid
 from torch import Tensor, nn
 
 FRAME = 600  # samples of one Kokoro frame, 25 ms
@@ -150,14 +150,20 @@ def fit_durations(durations: np.ndarray, grid: int) -> np.ndarray:
 
 
 def wave_side(
-    model: nn.Module, d: list[Tensor], text: list[Tensor], index: Tensor, style: Tensor, spacing: Tensor
+    model: nn.Module,
+    d: list[Tensor],
+    text: list[Tensor],
+    index: Tensor,
+    style: Tensor,
+    spacing: Tensor,
+    height: Tensor,
 ) -> Tensor:
     """d: [n, 640] each, text: [512, n] each, index [B, T]: the token of each frame, spacing [B]: samples of a codec
-    frame -> samples [B, 2, T * 600] with whole periods in every codec frame: as Kokoro makes them, and in phase
-    (pitch_grid.py)."""
+    frame, height [B]: factor of the pitch -> samples [B, 2, T * 600] with whole periods in every codec frame: as Kokoro
+    makes them, and in phase (pitch_grid.py)."""
     prosody = torch.stack([a.index_select(0, i) for a, i in zip(d, index, strict=True)]).transpose(1, 2).contiguous()
     features = torch.stack([a.index_select(1, i) for a, i in zip(text, index, strict=True)])
     pitch, energy = model.predictor.F0Ntrain(prosody, style[:, 128:])
-    pitch, model.cycles = on_grid(pitch, spacing)
+    pitch, model.cycles = on_grid(torch.where(pitch > VOICED, pitch * height[:, None], pitch), spacing)
     wave = model.decoder(features, pitch, energy, style[:, :128]).reshape(len(d), -1)
     return torch.stack([wave, in_phase(wave, model.cycles, pitch)], 1)

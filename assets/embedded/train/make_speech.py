@@ -36,8 +36,8 @@ class Jobs:
         z = np.load(pack / "jobs.npz")
         self.count, self.speaker, self.speed = z["count"], z["speaker"], z["speed"]
         self.ids, self.offset = z["ids"], np.concatenate([[0], np.cumsum(z["count"])])
-        self.pitch = z["pitch"]
-        self.mixes = torch.from_numpy(z["mixes"]).to(device)
+        self.pitch, self.height = z["pitch"], z["height"]
+        self.mixes = [torch.from_numpy(z[name]).to(device) for name in ("timbre", "prosody")]
         self.styles = torch.from_numpy(np.load(pack / "styles.npy").astype(np.float32)).to(device)
 
     def tokens(self, job: int) -> np.ndarray:
@@ -47,8 +47,9 @@ class Jobs:
     def style(self, jobs: np.ndarray) -> Tensor:
         """[B, 256] for jobs of one token count (Kokoro's style depends on it)."""
         row = int(self.count[jobs[0]]) - 1
-        speakers = torch.as_tensor(self.speaker[jobs], device=self.mixes.device, dtype=torch.long)
-        return self.mixes[speakers] @ self.styles[:, row]
+        speakers = torch.as_tensor(self.speaker[jobs], device=self.styles.device, dtype=torch.long)
+        halves = self.styles[:, row].chunk(2, 1)
+        return torch.cat([mix[speakers] @ half for mix, half in zip(self.mixes, halves, strict=True)], 1)
 
 
 def spoken(ids: np.ndarray) -> np.ndarray:
@@ -67,11 +68,16 @@ Made = tuple[int, np.ndarray, Tensor, Tensor, Tensor]
 
 
 def batches(
-    model: torch.nn.Module, jobs: Jobs, chunk: np.ndarray, factors: list[Tensor], args: argparse.Namespace
+    model: torch.nn.Module,
+    jobs: Jobs,
+    chunk: np.ndarray,
+    versions: list[tuple[Tensor, Tensor]],
+    args: argparse.Namespace,
 ) -> Iterator[Made]:
-    """factors: of each version, how much faster each speaker is played -> (version, jobs, samples [B, 2, N] of
-    kokoro.wave_side, factors [B], [B, 2, T of 25 ms]: phoneme and its index in the job), one length each."""
-    device = jobs.mixes.device
+    """versions: of each, how much faster and how much higher each speaker is (`bent_speakers`) -> (version, jobs,
+    samples [B, 2, N] of kokoro.wave_side, factors [B], [B, 2, T of 25 ms]: phoneme and its index in the job), one
+    length each."""
+    device = jobs.styles.device
     by_count: dict[int, list[int]] = defaultdict(list)
     for job in chunk:
         by_count[int(jobs.count[job])].append(int(job))
@@ -99,9 +105,9 @@ def batches(
             heard = [(spoken(jobs.tokens(j))[ready[j][2]], ready[j][2]) for j in group]
             heard = torch.from_numpy(np.array(heard, np.uint8)).to(device)
             inputs = [p[0] for p in parts], [p[1] for p in parts], index, torch.stack([p[3] for p in parts])
-            for version, faster in enumerate(factors):
+            for version, (faster, higher) in enumerate(versions):
                 factor = faster[speakers]
-                wave = kokoro.wave_side(model, *inputs, FRAME * factor)
+                wave = kokoro.wave_side(model, *inputs, FRAME * factor, higher[speakers])
                 yield version, np.array(group), wave[: len(group)], factor[: len(group)], heard
 
 
@@ -155,12 +161,18 @@ def trim_and_level(wave: Tensor, generator: torch.Generator) -> tuple[Tensor, Te
     return wave * (gain[:, None] * ramp)[:, None], start, end
 
 
-def bent_speakers(speakers: int, versions: int) -> list[np.ndarray]:
-    """[speakers] of ones, then of each further version: how much faster and higher each speaker is played."""
+def bent_speakers(jobs: Jobs, versions: int) -> list[tuple[Tensor, Tensor]]:
+    """Of the first and each further version: how much faster each speaker is played, and what the pitch curve is
+    multiplied by before, both [speakers]. A bent speaker's pitch follows the formants by a random part of the way."""
     steps = np.array(SETTINGS["corpus"]["bends"], np.float32).reshape(2, -1)
-    number = np.arange(speakers)
+    number = np.arange(len(jobs.pitch))
     chosen = [steps[(v + number // 7) % 2, number % steps.shape[1]] for v in range(versions)]
-    return [np.ones(speakers, np.float32), *chosen]
+    rng = np.random.default_rng(SETTINGS["corpus"]["seed"])
+    out = []
+    for bend in (np.ones(len(number), np.float32), *chosen):
+        higher = jobs.height * bend ** -rng.uniform(0, 1, len(number)).astype(np.float32)
+        out.append(tuple(torch.from_numpy(x).to(jobs.styles.device) for x in (jobs.pitch * bend, higher)))
+    return out
 
 
 def bent_colours(speakers: int, versions: int) -> Tensor:
@@ -193,10 +205,10 @@ def main() -> None:
     jobs = Jobs(args.pack, device)
     model = kokoro.load(speech_pack.read_weights(args.pack / "weights.bin"), args.kokoro, device)
     order = np.arange(len(jobs.count))[: args.limit][part::parts]
-    factors = [torch.from_numpy(jobs.pitch * bend).to(device) for bend in bent_speakers(len(jobs.pitch), args.bent)]
+    versions = bent_speakers(jobs, args.bent)
     colours = bent_colours(len(jobs.pitch), args.bent).to(device)
     capacity = int(jobs.count[order].sum() * 0.1 * RATE) + 10 * RATE  # 0.1 s a phoneme is far above the mean
-    capacity = min(capacity * len(factors), 40 * 3600 * RATE)
+    capacity = min(capacity * len(versions), 40 * 3600 * RATE)
     pcm = torch.zeros(2, capacity, dtype=torch.int16, device=device)
     phones = torch.zeros(capacity // PHONE_HOP, 2, dtype=torch.uint8, device=device)
     at, table = 0, []
@@ -225,7 +237,7 @@ def main() -> None:
 
     with torch.inference_mode():
         for low in range(0, len(order), args.chunk):
-            for made in batches(model, jobs, order[low : low + args.chunk], factors, args):
+            for made in batches(model, jobs, order[low : low + args.chunk], versions, args):
                 store(*made)
                 if time.time() - began > args.seconds:
                     break

@@ -13,6 +13,7 @@ import argparse
 import json
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import phonemes
@@ -82,33 +83,47 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     return out
 
 
-def make_speakers(voices: list[str], blends: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Blend weights [speakers, voices] and a pitch factor each: the plain voices first, then blends of two or three.
+class Speakers(NamedTuple):
+    """What each speaker is made of; the plain voices come first."""
 
-    Two things make speakers outside the space that the voices span: a pitch factor (all formants move with it), and
-    blends that are pushed away from one more voice.
+    timbre: np.ndarray  # [speakers, styles] weights of the first half of Kokoro's style, which its decoder hears
+    prosody: np.ndarray  # [speakers, styles] of the second, for rhythm and melody
+    pitch: np.ndarray  # [speakers] how much faster they are played: all formants move with it
+    height: np.ndarray  # [speakers] what the pitch curve is multiplied by, at the same formants
+
+
+def blend(pool: list[int], size: int, rng: np.random.Generator) -> np.ndarray:
+    """[size] weights of two or three of the pool."""
+    parents = rng.choice(pool, size=int(rng.integers(2, 4)), replace=False)
+    while (share := rng.dirichlet(np.full(len(parents), 6.0))).min() < 0.12:
+        pass
+    row = np.zeros(size, np.float32)
+    row[parents] = share
+    return row
+
+
+def make_speakers(voices: list[str], timbres: list[str], blends: int, rng: np.random.Generator) -> Speakers:
+    """voices speak English; timbres lend their sound to them.
+
+    Blends of voices lie nearer to the middle than voices do, and a talker that knew such speakers only gave strangers
+    the sound of the nearest one it knew. So a blend's timbre is pushed away from the middle, its prosody is another
+    blend's, and its height is its own.
     """
-    c = SETTINGS["corpus"]
-    rows, seen = list(np.eye(len(voices), dtype=np.float32)), set()
-    sexes = {sex: [i for i, v in enumerate(voices) if v[1] == sex] for sex in "fm"}
-    while len(rows) < len(voices) + blends:
-        pool = list(range(len(voices))) if rng.random() < 0.15 else sexes["fm"[rng.integers(2)]]
-        parents = rng.choice(pool, size=int(rng.integers(2, 4)), replace=False)
-        share = rng.dirichlet(np.full(len(parents), 6.0))
-        key = frozenset(parents.tolist())
-        if share.min() < 0.12 or (key in seen and rng.random() < 0.7):
-            continue
-        seen.add(key)
-        row = np.zeros(len(voices), np.float32)
-        row[parents] = share
-        if rng.random() < c["pushed"]:
-            push = rng.uniform(*c["push"])
-            row *= 1 + push
-            row[rng.choice([i for i in pool if i not in parents])] -= push
-        rows.append(row)
-    pitch = rng.choice(c["pitch_factors"], size=len(rows)).astype(np.float32)
-    pitch[: len(voices)] = 1.0
-    return np.stack(rows), pitch
+    c, names = SETTINGS["corpus"], [*voices, *timbres]
+    size, english = len(names), range(len(voices))
+    sexes = {sex: [i for i, name in enumerate(names) if name[1] == sex] for sex in "fm"}
+    timbre, prosody = list(np.eye(size, dtype=np.float32)), []
+    for i, name in enumerate(names):
+        prosody.append(timbre[i] if i in english else blend([j for j in sexes[name[1]] if j in english], size, rng))
+    while len(timbre) < size + blends:
+        pool = list(range(size)) if rng.random() < 0.15 else sexes["fm"[rng.integers(2)]]
+        middle = np.isin(np.arange(size), pool).astype(np.float32) / len(pool)
+        timbre.append(middle + rng.uniform(*c["stretch"]) * (blend(pool, size, rng) - middle))
+        prosody.append(blend([j for j in pool if j in english], size, rng))
+    pitch = rng.choice(c["pitch_factors"], size=len(timbre)).astype(np.float32)
+    height = np.exp(c["height"] * rng.standard_normal(len(timbre)).clip(-2, 2)).astype(np.float32)
+    pitch[:size] = height[:size] = 1.0
+    return Speakers(np.stack(timbre).astype(np.float32), np.stack(prosody), pitch, height)
 
 
 def make_jobs(rows: list[list[str]], british: np.ndarray, rng: np.random.Generator) -> list[dict]:
@@ -139,14 +154,15 @@ def main() -> None:
 
     c = SETTINGS["corpus"]
     rng = np.random.default_rng(c["seed"])
-    mixes, pitch = make_speakers(c["voices"], c["blends"], rng)
-    british = np.array([max(zip(row, c["voices"], strict=True))[1].startswith("b") for row in mixes])
+    names = [*c["voices"], *c["timbres"]]
+    speakers = make_speakers(c["voices"], c["timbres"], c["blends"], rng)
+    british = np.array([names[row.argmax()].startswith("b") for row in speakers.prosody])
     rows = [line.split("\t") for line in args.texts.read_text("utf-8").splitlines()[: args.limit]]
     jobs = make_jobs(rows, british, rng)
     speed = 1 + c["speed_jitter"] * rng.uniform(-1, 1, len(jobs))
     args.out.mkdir(parents=True, exist_ok=True)
     write_weights(kokoro_onnx.state_dict(args.onnx), args.out / "weights.bin")
-    styles = [np.fromfile(args.voices_dir / f"{v}.bin", "<f4").reshape(510, 256)[:MAX_TOKENS] for v in c["voices"]]
+    styles = [np.fromfile(args.voices_dir / f"{v}.bin", "<f4").reshape(510, 256)[:MAX_TOKENS] for v in names]
     np.save(args.out / "styles.npy", np.stack(styles).astype(np.float16))
     np.savez_compressed(
         args.out / "jobs.npz",
@@ -154,11 +170,10 @@ def main() -> None:
         count=np.array([len(j["ids"]) for j in jobs], np.int32),
         speaker=np.array([j["speaker"] for j in jobs], np.int32),
         speed=speed.astype(np.float32),
-        mixes=mixes,
-        pitch=pitch,
+        **speakers._asdict(),
     )
     (args.out / "texts.txt").write_text("".join(j["text"] + "\n" for j in jobs), "utf-8")
-    print(f"{len(jobs)} clips, {len(mixes)} speakers", {p.name: p.stat().st_size for p in args.out.iterdir()})
+    print(f"{len(jobs)} clips, {len(british)} speakers", {p.name: p.stat().st_size for p in args.out.iterdir()})
 
 
 if __name__ == "__main__":
