@@ -46,7 +46,7 @@ class Jobs:
 
     def style(self, jobs: np.ndarray) -> Tensor:
         """[B, 256] for jobs of one token count (Kokoro's style depends on it)."""
-        row = int(self.count[jobs[0]]) - 1
+        row = (int(self.count[jobs[0]]) - 1) // speech_pack.STYLE_STEP
         speakers = torch.as_tensor(self.speaker[jobs], device=self.styles.device, dtype=torch.long)
         halves = self.styles[:, row].chunk(2, 1)
         return torch.cat([mix[speakers] @ half for mix, half in zip(self.mixes, halves, strict=True)], 1)

@@ -20,6 +20,7 @@ import phonemes
 import yaml
 
 MAX_TOKENS = 240
+STYLE_STEP = 2  # a style for every so many tokens: Kokoro's change little from one to the next
 SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
 
 
@@ -162,7 +163,7 @@ def main() -> None:
     speed = 1 + c["speed_jitter"] * rng.uniform(-1, 1, len(jobs))
     args.out.mkdir(parents=True, exist_ok=True)
     write_weights(kokoro_onnx.state_dict(args.onnx), args.out / "weights.bin")
-    styles = [np.fromfile(args.voices_dir / f"{v}.bin", "<f4").reshape(510, 256)[:MAX_TOKENS] for v in names]
+    styles = [np.fromfile(args.voices_dir / f"{v}.bin", "<f4").reshape(510, 256)[:MAX_TOKENS:STYLE_STEP] for v in names]
     np.save(args.out / "styles.npy", np.stack(styles).astype(np.float16))
     np.savez_compressed(
         args.out / "jobs.npz",
