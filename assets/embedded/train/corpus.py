@@ -33,7 +33,9 @@ class Corpus:
 
     def __init__(self, folders: str, device: torch.device | str) -> None:
         self.device = torch.device(device)
-        self.pcm, self.wanted = (self._stream(folders, name) for name in ("pcm.npy", "wanted.npy"))
+        self.pcm = self._stream(folders, "pcm.npy")
+        given = all((Path(folder) / "wanted.npy").exists() for folder in folders.split(","))
+        self.wanted = self._stream(folders, "wanted.npy") if given else self.pcm
         self.phones = torch.from_numpy(labels(folders)[:, 0].copy()).to(self.device)
         z = clip_table(folders)
         self.start, self.samples, self.speaker, self.job = z["start"], z["samples"], z["speaker"], z["job"]
