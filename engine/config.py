@@ -47,8 +47,7 @@ class TalkerConfig(Section):
     predictor_weights: Literal["auto", "fp8"] = "auto"
     # Inside the talker's step and graph (auto, graph); after it, to be measured against (own_graph, eager)
     predictor_placement: Literal["auto", "graph", "own_graph", "eager"] = "auto"
-    # The talker's own layers. skinny: in steps of one or two rows on CUDA the predictor's kernels of that name; not
-    # measured yet, so auto is separate
+    # The talker's own layers. skinny (auto): in steps of one row on CUDA the predictor's kernels of that name
     layers: Literal["auto", "separate", "skinny"] = "auto"
     deterministic: bool = False  # CUDA: the same codes at any load (batch-invariant kernels, each prompt by itself)
     self_check: bool = True  # CUDA graphs: compare graph and eager at start, refuse to serve if they differ

@@ -49,8 +49,8 @@ class TalkerSettings:
             "own_graph" after it in graphs of their own and "eager" after it without any, to be measured against.
             "auto" is inside the step, whether or not that is a graph.
         layers: the talker's own layers: "separate" (one kernel for each product and norm) or "skinny" (in a step of one
-            or two rows on CUDA in bfloat16 the predictor's kernels of that name; otherwise as separate); "auto" is
-            separate.
+            row on CUDA in bfloat16 the predictor's kernels of that name; otherwise as separate); "auto" is skinny
+            unless `deterministic`, or with a plain predictor, which has no such kernels.
         deterministic: CUDA only: the same seed gives the same codes at any load. vLLM's batch-invariant kernels (about
             10 ms a step instead of 6), and each prompt in a step of its own (an arrival costs the others a step).
         self_check: CUDA graphs: compare hidden states of graph and eager steps at start, refuse to run if they differ.

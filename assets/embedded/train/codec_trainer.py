@@ -200,7 +200,7 @@ class Trainer:
             log |= self._judge(fake, real)
         if measured:
             self.balance.measure(log, fake)
-        loss = self.balance.total(log) + log["listen"] + 0.3 * log["recognise"]
+        loss = self.balance.total(log) + log["listen"] + t["weights"]["recognise"] * log["recognise"]
         if not self.frozen:
             log["commitment"], log["spread"] = commitment, spread_loss(latents[1].flatten(0, 1))
             log["phone"], log["phone_accuracy"] = self.codec.phone_loss(semantic, phones)

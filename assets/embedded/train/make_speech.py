@@ -3,9 +3,9 @@
     python make_speech.py --pack pack --kokoro SITE-PACKAGES/kokoro --out corpus --seconds 170
 
 Writes pcm.npy (int16, 24 kHz; every clip begins on a codec frame), wanted.npy (the same, in phase: what the codec shall
-make of it, pitch_grid.py), phones.npy (uint8 [n, 2], one row per 480 samples:
-phoneme and its index among the clip's, by Kokoro's own alignment), clips.npz (start, samples, speaker, job). Needs a
-GPU for any amount of speech: about 500 times real time. With several GPUs, `--part 0/2` and `--part 1/2` side by side
+make of it, pitch_grid.py), phones.npy (uint8 [n, 2], one row per 480 samples: phoneme and its index among the clip's,
+by Kokoro's own alignment), clips.npz (start, samples, speaker, job). Needs a GPU for any amount of speech: about 500
+times real time. With several GPUs, `--part 0/2` and `--part 1/2` side by side
 into two folders; all later steps take `--corpus folder1,folder2`.
 """
 
@@ -208,7 +208,7 @@ def main() -> None:
     versions = bent_speakers(jobs, args.bent)
     colours = bent_colours(len(jobs.pitch), args.bent).to(device)
     capacity = int(jobs.count[order].sum() * 0.1 * RATE) + 10 * RATE  # 0.1 s a phoneme is far above the mean
-    capacity = min(capacity * len(versions), 40 * 3600 * RATE)
+    capacity = min(capacity * len(versions), 40 * 3600 * RATE)  # more than one GPU makes in five minutes
     pcm = torch.zeros(2, capacity, dtype=torch.int16, device=device)
     phones = torch.zeros(capacity // PHONE_HOP, 2, dtype=torch.uint8, device=device)
     at, table = 0, []
