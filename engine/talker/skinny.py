@@ -2,8 +2,8 @@
 with the residual, gate and up with their norm and SwiGLU, down with the residual. By the same kernel the talker's own
 layers, around vLLM's attention.
 
-For few streams (MOST_ROWS, LAYER_ROWS): more of them run the separate kernels. `TILES` and `LAYER_TILES` say how the products are cut
-into programs; tests/gpu/check_predictor.py measures candidates for them.
+For few streams (MOST_ROWS, LAYER_ROWS): more of them run the separate kernels. `TILES` and `LAYER_TILES` say how the
+products are cut into programs; tests/gpu/check_predictor.py measures candidates for them.
 """
 
 from __future__ import annotations
