@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 import yaml
 from balance import Balance
-from codec_losses import Discriminators, Listener, discriminator_loss, generator_loss, heard, mel_loss, wave_loss
+from codec_losses import (
+    Discriminators,
+    Listener,
+    discriminator_loss,
+    generator_loss,
+    heard,
+    level_loss,
+    mel_loss,
+    wave_loss,
+)
 from codec_model import Codec, export_state, host_constants, import_state
 from corpus import FRAME, Corpus, roughen
 from recording import Recorder
@@ -194,6 +203,7 @@ class Trainer:
             made, real, phones = made[..., before * FRAME :], real[..., before * FRAME :], phones[:, before:]
         fake = made.float()
         log: dict[str, Tensor] = {"mel": mel_loss(fake, real, self.judge.beside), "wave": wave_loss(fake, real)}
+        log["level"] = level_loss(fake, real)
         with self.autocast():
             log |= heard(self.listener, real, fake, phones, speakers[:, speakers.shape[1] // 2])
         if judged:
