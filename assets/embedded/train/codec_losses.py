@@ -87,14 +87,13 @@ def level_loss(fake: Tensor, real: Tensor) -> Tensor:
 
 
 class Listener(nn.Module):
-    """Hears phonemes and speakers: PCM [B, 1, N], N a multiple of 480 -> (features of every layer, logits
-    [B, N / 480, phones], logits [B, speakers]).
+    """Hears phonemes: PCM [B, 1, N], N a multiple of 480 -> (features of every layer, logits [B, N / 480, phones]).
 
-    Learns on real speech, of which both are known, and judges the decoder by what it hears: mel distances alone give
+    Learns on real speech, of which they are known, and judges the decoder by what it hears: mel distances alone give
     consonants no more weight than any other 20 ms. (An ASR's features as a perceptual loss, made in place.)
     """
 
-    def __init__(self, speakers: int, phones: int = 178, width: int = 256) -> None:
+    def __init__(self, phones: int = 178, width: int = 256) -> None:
         super().__init__()
         self.first = nn.Conv1d(80, width, 3, padding=1)
         self.layers = nn.ModuleList(
@@ -103,9 +102,8 @@ class Listener(nn.Module):
         )
         self.norms = nn.ModuleList(nn.GroupNorm(8, width) for _ in self.layers)
         self.last = nn.Conv1d(width, phones, 1)
-        self.voice = nn.Linear(2 * width, speakers)
 
-    def forward(self, pcm: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    def forward(self, pcm: Tensor) -> tuple[list[Tensor], Tensor]:
         with torch.autocast(pcm.device.type, enabled=False):
             magnitude = torch.view_as_real(spectrum(pcm[:, 0].float(), 1024, 240)).square().sum(-1).add(1e-9).sqrt()
             mel = (mel_matrix(1024, 80, pcm.device) @ magnitude).clamp(min=1e-4).log10()
@@ -116,26 +114,18 @@ class Listener(nn.Module):
             y = F.gelu(norm(layer(x)))
             x = y if y.shape != x.shape else x + y
             features.append(x)
-        deviation = x.float().var(2).add(1e-5).sqrt()
-        voice = self.voice(torch.cat([x.float().mean(2), deviation], 1))
-        return features, self.last(x).transpose(1, 2), voice
+        return features, self.last(x).transpose(1, 2)
 
 
-def heard(listener: Listener, real: Tensor, fake: Tensor, phones: Tensor, who: Tensor) -> dict[str, Tensor]:
-    """phones [B, T, 4], who [B] -> listen, recognise: its own losses on real speech; misheard, unrecognised:
-    cross-entropy of phonemes and of the speaker on the decoded speech; unlike: distance of its features between the
-    two. The last three move the codec only."""
+def heard(listener: Listener, real: Tensor, fake: Tensor, phones: Tensor) -> dict[str, Tensor]:
+    """phones [B, T, 4] -> listen: its own loss on real speech; misheard: cross-entropy of phonemes on the decoded
+    speech; unlike: distance of its features between the two. The last two move the codec only."""
     target = phones.flatten()
-
-    def cross_entropies(logits: Tensor, voice: Tensor) -> tuple[Tensor, Tensor]:
-        return F.cross_entropy(logits.float().flatten(0, 1), target), F.cross_entropy(voice.float(), who)
-
-    features, *logits = listener(real)
-    words, voices = cross_entropies(*logits)
-    out = {"listen": words, "recognise": voices}
+    features, logits = listener(real)
+    out = {"listen": F.cross_entropy(logits.float().flatten(0, 1), target)}
     fixed = {name: value.detach() for name, value in listener.named_parameters()}
-    again, *logits = torch.func.functional_call(listener, fixed, (fake,))
-    out["misheard"], out["unrecognised"] = cross_entropies(*logits)
+    again, logits = torch.func.functional_call(listener, fixed, (fake,))
+    out["misheard"] = F.cross_entropy(logits.float().flatten(0, 1), target)
     gaps = [(a.detach().float() - b.float()).abs().mean() for a, b in zip(features, again, strict=True)]
     out["unlike"] = torch.stack(gaps).mean()
     return out

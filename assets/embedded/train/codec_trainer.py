@@ -40,7 +40,7 @@ class Trainer:
         self.codec = Codec(SETTINGS["codec"]).to(self.device)
         self.judge = Discriminators().to(self.device)
         self.judge.beside.enabled = args.side_by_side
-        self.listener = Listener(int(self.corpus.speaker.max()) + 1).to(self.device)
+        self.listener = Listener().to(self.device)
         self.average: dict[str, Tensor] | None = None
         self.knows_judge = False  # the discriminators have learnt on this decoder's sound
         self.steps = 0
@@ -70,10 +70,8 @@ class Trainer:
             state = {k: v.float() for k, v in load_file(beside).items()} if beside.exists() else {}
             for name in ("judge", "listener"):
                 own = {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")}
-                if own and name == "listener":  # its speakers are another corpus's
-                    own = {k: v for k, v in own.items() if not k.startswith("voice.")}
                 if own:
-                    getattr(self, name).load_state_dict(own, strict=name == "judge")
+                    getattr(self, name).load_state_dict(own)
             return
         saved = torch.load(path, map_location=self.device, weights_only=True)
         self.codec.load_state_dict(saved["codec"])
@@ -186,7 +184,7 @@ class Trainer:
 
     def once(self, judged: bool, measured: bool) -> dict[str, Tensor]:
         t = self.t
-        clean, phones, speakers = self.corpus.crops(t["batch"], t["crop_frames"])
+        clean, phones = self.corpus.crops(t["batch"], t["crop_frames"])
         rough, real = roughen(clean, t["roughen"]).split(1, 1)
         with torch.no_grad() if self.frozen else nullcontext():
             with self.autocast():
@@ -196,7 +194,7 @@ class Trainer:
         with self.autocast():
             x = self.codec.upsampled(semantic, acoustic)
             if self.frozen:
-                x, real, phones, speakers = self._part(x, real, phones, speakers)
+                x, real, phones = self._part(x, real, phones)
             made = self.codec.wave(x)
         if self.frozen:
             before = t["context_frames"]
@@ -205,12 +203,12 @@ class Trainer:
         log: dict[str, Tensor] = {"mel": mel_loss(fake, real, self.judge.beside), "wave": wave_loss(fake, real)}
         log["level"] = level_loss(fake, real)
         with self.autocast():
-            log |= heard(self.listener, real, fake, phones, speakers[:, speakers.shape[1] // 2])
+            log |= heard(self.listener, real, fake, phones)
         if judged:
             log |= self._judge(fake, real)
         if measured:
             self.balance.measure(log, fake)
-        loss = self.balance.total(log) + log["listen"] + t["weights"]["recognise"] * log["recognise"]
+        loss = self.balance.total(log) + log["listen"]
         if not self.frozen:
             log["commitment"], log["spread"] = commitment, spread_loss(latents[1].flatten(0, 1))
             log["phone"], log["phone_accuracy"] = self.codec.phone_loss(semantic, phones)
@@ -228,7 +226,7 @@ class Trainer:
                 torch._foreach_lerp_([self.average[n] for n in names], list(values), 0.002)
         return {k: v.detach() for k, v in log.items()}
 
-    def _part(self, x: Tensor, real: Tensor, phones: Tensor, speakers: Tensor) -> tuple[Tensor, ...]:
+    def _part(self, x: Tensor, real: Tensor, phones: Tensor) -> tuple[Tensor, ...]:
         """A random part of the crops, the same frames of each: with what is judged, and its context, decoded alone. The
         transformer has heard the whole crop by then."""
         frames, count = phones.shape[1], self.t["judged_frames"] + self.t["context_frames"]
@@ -238,7 +236,7 @@ class Trainer:
             each = values.shape[axis] // frames
             return values.index_select(axis, at * each + torch.arange(count * each, device=self.device))
 
-        return cut(x, 2), cut(real, 2), cut(phones, 1), cut(speakers, 1)
+        return cut(x, 2), cut(real, 2), cut(phones, 1)
 
     def _judge(self, fake: Tensor, real: Tensor) -> dict[str, Tensor]:
         """One pass of the discriminators over a part of the crops serves both sides: their own gradients are left in

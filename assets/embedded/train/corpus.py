@@ -40,15 +40,13 @@ class Corpus:
         z = clip_table(folders)
         self.start, self.samples, self.speaker, self.job = z["start"], z["samples"], z["speaker"], z["job"]
         self.frames = -(-self.samples // FRAME)
-        self.speakers = torch.from_numpy(np.repeat(self.speaker, self.frames)).to(self.device)  # of every frame
 
     def _stream(self, folders: str, name: str) -> Tensor:
         parts = [np.load(Path(folder) / name, mmap_mode="c") for folder in folders.split(",")]
         return torch.cat([torch.from_numpy(part).to(self.device) for part in parts])
 
-    def crops(self, batch: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Random stretches of the stream: float PCM [batch, 2, frames * 1920], phones [batch, frames, 4], speakers
-        [batch, frames].
+    def crops(self, batch: int, frames: int) -> tuple[Tensor, Tensor]:
+        """Random stretches of the stream: float PCM [batch, 2, frames * 1920], phones [batch, frames, 4].
 
         First what an encoder hears: the speech with other phases than what is wanted, a few milliseconds early or late,
         and in half of the rows a little faster and slower by turns, so that it cannot tell how its frames lie against
@@ -70,8 +68,7 @@ class Corpus:
         wanted = self.wanted[at + position].float() / 32768
         middle = torch.arange(frames * 4, device=self.device) * 480 + 240
         phones = self.phones[(at + middle) // 480]
-        speakers = self.speakers[at // FRAME + torch.arange(frames, device=self.device)]
-        return torch.stack([heard, wanted], 1), phones.long().unflatten(1, (-1, 4)), speakers
+        return torch.stack([heard, wanted], 1), phones.long().unflatten(1, (-1, 4))
 
     def clips(self, which: np.ndarray, frames: int) -> Tensor:
         """Whole clips, zeros behind: float PCM [n, frames * 1920]."""

@@ -3,8 +3,8 @@
     python assets/embedded/train/evaluate.py codec                # from the project's root: the codec alone
     python assets/embedded/train/evaluate.py speech --limit 20 --seeds 3
 
-The recognisers and speaker encoders are those of eval/ (their weights come from packages; see eval/models.py). The
-voices are the bundled ones that training never heard.
+The recognisers and speaker encoders are those of eval/ (their weights come from packages; see eval/models.py). Eight
+voices that training never heard: the bundled ones, and blends of two of them (half of each of Kokoro's styles).
 """
 
 from __future__ import annotations
@@ -25,12 +25,25 @@ from eval import asr, datasets, mos, similarity, speakers, wer  # noqa: E402
 from eval.normalize import WhisperEnglish  # noqa: E402
 
 HELD_OUT = ("kokoro_af_river", "kokoro_am_puck", "kokoro_bf_emma", "kokoro_bm_daniel", "human_")
+BLENDS = (
+    (
+        "River and Emma",
+        "river_emma.flac",
+        "The tide had gone out early, and along the wet sand three children were looking for shells before breakfast.",
+    ),
+    (
+        "Puck and Daniel",
+        "puck_daniel.flac",
+        "By noon the market was full, so we left our bicycles near the bridge and walked the rest of the way.",
+    ),
+)
 RATE = 24000
 
 
 def held_out_voices() -> dict[str, datasets.Reference]:
-    voices = datasets.bundled_voices()
-    return {name: v for name, v in voices.items() if v.file.stem.startswith(HELD_OUT)}
+    voices = {name: v for name, v in datasets.bundled_voices().items() if v.file.stem.startswith(HELD_OUT)}
+    folder = Path(__file__).parent / "held_out"
+    return voices | {name: datasets.Reference(name, folder / file, text) for name, file, text in BLENDS}
 
 
 def mean(values: list[float]) -> float:

@@ -37,6 +37,7 @@ class Jobs:
         self.count, self.speaker, self.speed = z["count"], z["speaker"], z["speed"]
         self.ids, self.offset = z["ids"], np.concatenate([[0], np.cumsum(z["count"])])
         self.pitch, self.height = z["pitch"], z["height"]
+        self.strange = torch.from_numpy(z["strange"]).to(device)
         self.mixes = [torch.from_numpy(z[name]).to(device) for name in ("timbre", "prosody")]
         self.styles = torch.from_numpy(np.load(pack / "styles.npy").astype(np.float32)).to(device)
 
@@ -49,7 +50,8 @@ class Jobs:
         row = (int(self.count[jobs[0]]) - 1) // speech_pack.STYLE_STEP
         speakers = torch.as_tensor(self.speaker[jobs], device=self.styles.device, dtype=torch.long)
         halves = self.styles[:, row].chunk(2, 1)
-        return torch.cat([mix[speakers] @ half for mix, half in zip(self.mixes, halves, strict=True)], 1)
+        timbre, prosody = (mix[speakers] @ half for mix, half in zip(self.mixes, halves, strict=True))
+        return torch.cat([timbre + self.strange[speakers], prosody], 1)
 
 
 def spoken(ids: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """A last pass over the decoder alone: the right loudness in every band, everything else as it was. For a CPU.
 
-    python polish_decoder.py --clips FOLDER --codec codec.safetensors --listener judge.safetensors --out OUT --seconds 1500
+    python polish_decoder.py --clips FOLDER --codec run/codec.safetensors --listener run/judge.safetensors \\
+        --out polished.safetensors --seconds 1500
 
 FOLDER holds any speech (files that soundfile reads, or tar files of such). Adversarial training gives the decoder its
 texture, but left bands several dB too low, and a voice is told by its spectral envelope. Here no discriminator asks for
@@ -59,10 +60,10 @@ def encoded(codec: Codec, folder: Path, most: int, rng: np.random.Generator) -> 
     """Codes [frames, groups] and PCM [frames * 1920] of up to `most` clips, half of them played slower or faster."""
     clips, bends = [], SETTINGS["corpus"]["bends"]
     for pcm in sounds(folder):
-        if rng.random() < 0.5:
-            pcm = resample_poly(pcm, 100, round(100 * float(rng.choice(bends)))).astype(np.float32)
-        if len(pcm) >= P["crop_frames"] * FRAME:
-            clips.append(torch.from_numpy(pcm[: len(pcm) // FRAME * FRAME]))
+        bent = rng.random() < 0.5
+        played = resample_poly(pcm, 100, round(100 * float(rng.choice(bends)))).astype(np.float32) if bent else pcm
+        if len(played) >= P["crop_frames"] * FRAME:
+            clips.append(torch.from_numpy(played[: len(played) // FRAME * FRAME]))
     clips = [clips[i] for i in rng.permutation(len(clips))[:most]]
     clips.sort(key=len)
     codes = []
@@ -74,7 +75,8 @@ def encoded(codec: Codec, folder: Path, most: int, rng: np.random.Generator) -> 
 
 
 def texture_loss(fake: Tensor, before: Tensor) -> Tensor:
-    """How little the complex spectra point the same way, in bands of some 400 Hz: 0 equal, 1 unrelated. PCM [B, 1, N]."""
+    """How little the complex spectra point the same way, in bands of some 400 Hz: 0 equal, 1 unrelated. PCM
+    [B, 1, N]."""
     total = fake.new_zeros(())
     for fft in (256, 1024):
         both = torch.view_as_real(spectrum(torch.cat([fake, before])[:, 0], fft, fft // 4))[:, : fft // 2]
@@ -90,7 +92,7 @@ class Polish:
         for codec in (self.codec, self.before):
             import_state(codec, load_file(args.codec))
         state = {k[9:]: v.float() for k, v in load_file(args.listener).items() if k.startswith("listener.")}
-        self.listener = Listener(len(state["voice.bias"]))
+        self.listener = Listener()
         self.listener.load_state_dict(state)
         self.listener.requires_grad_(False)
         self.rng = np.random.default_rng(SETTINGS["corpus"]["seed"])

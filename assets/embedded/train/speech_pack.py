@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -88,7 +89,8 @@ class Speakers(NamedTuple):
     """What each speaker is made of; the plain voices come first."""
 
     timbre: np.ndarray  # [speakers, styles] weights of the first half of Kokoro's style, which its decoder hears
-    prosody: np.ndarray  # [speakers, styles] of the second, for rhythm and melody
+    strange: np.ndarray  # [speakers, 128] added to that half: what no mixture of the voices has
+    prosody: np.ndarray  # [speakers, styles] weights of the second half, for rhythm and melody
     pitch: np.ndarray  # [speakers] how much faster they are played: all formants move with it
     height: np.ndarray  # [speakers] what the pitch curve is multiplied by, at the same formants
 
@@ -103,12 +105,23 @@ def blend(pool: list[int], size: int, rng: np.random.Generator) -> np.ndarray:
     return row
 
 
-def make_speakers(voices: list[str], timbres: list[str], blends: int, rng: np.random.Generator) -> Speakers:
-    """voices speak English; timbres lend their sound to them.
+def drawn(pool: list[int], size: int, rng: np.random.Generator) -> np.ndarray:
+    """[size] weights of a voice like those of the pool: normally distributed about their mean, as they are."""
+    row = np.zeros(size, np.float32)
+    row[pool] = rng.standard_normal(len(pool)) / math.sqrt(len(pool) - 1)
+    row[pool] += (1 - row.sum()) / len(pool)
+    return row
 
-    Blends of voices lie nearer to the middle than voices do, and a talker that knew such speakers only gave strangers
-    the sound of the nearest one it knew. So a blend's timbre is pushed away from the middle, its prosody is another
-    blend's, and its height is its own.
+
+def make_speakers(
+    voices: list[str], timbres: list[str], count: int, styles: np.ndarray, rng: np.random.Generator
+) -> Speakers:
+    """voices speak English; timbres lend their sound to them. styles: [voices + timbres, 128], the first halves.
+
+    Any two of Kokoro's voices are all but unrelated, and a talker that had met blends of two or three gave strangers
+    the sound of the nearest voice it knew. So timbres are drawn from the normal distribution that the voices follow,
+    in all directions at once, `strange` of them out of the space that they span (a voice is, by 0.44 of its distance
+    from the middle of the others). Prosody is a blend's, and height its own.
     """
     c, names = SETTINGS["corpus"], [*voices, *timbres]
     size, english = len(names), range(len(voices))
@@ -116,15 +129,17 @@ def make_speakers(voices: list[str], timbres: list[str], blends: int, rng: np.ra
     timbre, prosody = list(np.eye(size, dtype=np.float32)), []
     for i, name in enumerate(names):
         prosody.append(timbre[i] if i in english else blend([j for j in sexes[name[1]] if j in english], size, rng))
-    while len(timbre) < size + blends:
+    while len(timbre) < size + count:
         pool = list(range(size)) if rng.random() < 0.15 else sexes["fm"[rng.integers(2)]]
-        middle = np.isin(np.arange(size), pool).astype(np.float32) / len(pool)
-        timbre.append(middle + rng.uniform(*c["stretch"]) * (blend(pool, size, rng) - middle))
+        timbre.append(drawn(pool, size, rng))
         prosody.append(blend([j for j in pool if j in english], size, rng))
     pitch = rng.choice(c["pitch_factors"], size=len(timbre)).astype(np.float32)
     height = np.exp(c["height"] * rng.standard_normal(len(timbre)).clip(-2, 2)).astype(np.float32)
+    strange = rng.standard_normal((len(timbre), styles.shape[1])) / math.sqrt(styles.shape[1])
+    strange *= c["strange"] * np.linalg.norm(styles - styles.mean(0), axis=1).mean()
     pitch[:size] = height[:size] = 1.0
-    return Speakers(np.stack(timbre).astype(np.float32), np.stack(prosody), pitch, height)
+    strange[:size] = 0.0
+    return Speakers(np.stack(timbre).astype(np.float32), strange.astype(np.float32), np.stack(prosody), pitch, height)
 
 
 def make_jobs(rows: list[list[str]], british: np.ndarray, rng: np.random.Generator) -> list[dict]:
@@ -156,14 +171,15 @@ def main() -> None:
     c = SETTINGS["corpus"]
     rng = np.random.default_rng(c["seed"])
     names = [*c["voices"], *c["timbres"]]
-    speakers = make_speakers(c["voices"], c["timbres"], c["blends"], rng)
+    styles = [np.fromfile(args.voices_dir / f"{v}.bin", "<f4").reshape(510, 256)[:MAX_TOKENS:STYLE_STEP] for v in names]
+    halves = np.stack([style[30, :128] for style in styles])
+    speakers = make_speakers(c["voices"], c["timbres"], c["drawn"], halves, rng)
     british = np.array([names[row.argmax()].startswith("b") for row in speakers.prosody])
     rows = [line.split("\t") for line in args.texts.read_text("utf-8").splitlines()[: args.limit]]
     jobs = make_jobs(rows, british, rng)
     speed = 1 + c["speed_jitter"] * rng.uniform(-1, 1, len(jobs))
     args.out.mkdir(parents=True, exist_ok=True)
     write_weights(kokoro_onnx.state_dict(args.onnx), args.out / "weights.bin")
-    styles = [np.fromfile(args.voices_dir / f"{v}.bin", "<f4").reshape(510, 256)[:MAX_TOKENS:STYLE_STEP] for v in names]
     np.save(args.out / "styles.npy", np.stack(styles).astype(np.float16))
     np.savez_compressed(
         args.out / "jobs.npz",
