@@ -71,10 +71,6 @@ class _Conv:
         self._weight = weight[:, :, None].contiguous(memory_format=torch.channels_last)
         self.bias, self.history = bias, history
         self._dilation, self._channels = (1, dilation), channels
-        # float16: cuDNN takes a direct kernel of 70 ms, most likely for these (docs/measurements/gpu.md).
-        self._taps = None
-        if weight.dtype == torch.float16 and dilation > 1 and channels % 64:
-            self._taps = weight.permute(2, 1, 0).contiguous()  # [kernel, in, out]
 
     @classmethod
     def of(cls, layer: Any) -> _Conv:
@@ -85,21 +81,9 @@ class _Conv:
 
     def __call__(self, x: Tensor) -> Tensor:
         batch, steps, channels = x.shape
-        if self._taps is not None:
-            return self._by_taps(x)
         image = x.view(batch, 1, steps, channels).permute(0, 3, 1, 2)  # how torch says channels-last
         y = F.conv2d(image, self._weight, dilation=self._dilation)
         return y.permute(0, 2, 3, 1).contiguous().view(batch, -1, self._channels)
-
-    def _by_taps(self, x: Tensor) -> Tensor:
-        """The same as one matrix product for each tap, added up."""
-        assert self._taps is not None
-        dilation = self._dilation[1]
-        steps = x.shape[1] - dilation * (len(self._taps) - 1)
-        y = x[:, :steps] @ self._taps[0]
-        for tap, weight in enumerate(self._taps[1:], 1):
-            y = torch.baddbmm(y, x[:, tap * dilation :][:, :steps], weight.expand(len(x), -1, -1))
-        return y
 
 
 class _ConvNeXt:

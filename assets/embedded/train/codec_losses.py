@@ -51,22 +51,26 @@ def mel_loss(fake: Tensor, real: Tensor, beside: SideBySide) -> Tensor:
     return torch.stack(beside([partial(mel_distance, both, *scale) for scale in MEL_SCALES], both)).mean()
 
 
+def astray(made: Tensor, wanted: Tensor) -> Tensor:
+    """How little two spectra [B, bands, bins, T, 2] (real, imaginary) point the same way in each band, whatever the
+    size of the made one: 0 the same way, 1 unrelated, 2 against each other; bands count as they are loud."""
+    one, two = (z.square().sum((2, 4)).add(1e-6).sqrt() for z in (made, wanted))
+    return 1 - ((made * wanted).sum((2, 4)) / one).sum() / two.sum()
+
+
 def wave_loss(fake: Tensor, real: Tensor) -> Tensor:
-    """How little the complex spectra of each of WAVE_BANDS point the same way: 0 equal, 1 unrelated. PCM [B, 1, N],
-    float32.
+    """How little the complex spectra of each of WAVE_BANDS point the same way (`astray`). PCM [B, 1, N], float32.
 
     Mel losses are blind to phase, and with them alone the decoder made no harmonics. The phases of the training speech
-    follow from pitch and timbre (pitch_grid.py), so they can be asked for. Whatever the size of the made spectrum: a
-    distance is smallest with no sound at all where the phase is not known, and took 5 to 8 dB from 0.6 to 2 kHz.
+    follow from pitch and timbre (pitch_grid.py), so they can be asked for. Not as a distance: that is smallest with no
+    sound at all where the phase is not known, and took 5 to 8 dB from 0.6 to 2 kHz.
     """
     total = fake.new_zeros(())
     for fft in (512, 1024):
-        a, b = (torch.view_as_real(z) for z in spectrum(torch.cat([fake, real])[:, 0], fft, fft // 4).chunk(2))
+        both = torch.view_as_real(spectrum(torch.cat([fake, real])[:, 0], fft, fft // 4))
         for low, high in WAVE_BANDS:
-            one, two = (z[:, round(low * fft / RATE) : round(high * fft / RATE)] for z in (a, b))
-            made, size = (z.square().sum((1, 3)).add(1e-6).sqrt() for z in (one, two))
-            alike = (one * two).sum((1, 3)) / made  # at most `size`
-            total = total + 1 - alike.sum() / size.sum()
+            band = both[:, None, round(low * fft / RATE) : round(high * fft / RATE)]
+            total = total + astray(*band.chunk(2))
     return total / 2 / len(WAVE_BANDS)
 
 
@@ -126,9 +130,13 @@ def heard(listener: Listener, real: Tensor, fake: Tensor, phones: Tensor) -> dic
     fixed = {name: value.detach() for name, value in listener.named_parameters()}
     again, logits = torch.func.functional_call(listener, fixed, (fake,))
     out["misheard"] = F.cross_entropy(logits.float().flatten(0, 1), target)
-    gaps = [(a.detach().float() - b.float()).abs().mean() for a, b in zip(features, again, strict=True)]
-    out["unlike"] = torch.stack(gaps).mean()
+    out["unlike"] = unlike(features, again)
     return out
+
+
+def unlike(real: list[Tensor], fake: list[Tensor]) -> Tensor:
+    """Mean distance of the listener's features, layer by layer; moves what made `fake` only."""
+    return torch.stack([(a.detach().float() - b.float()).abs().mean() for a, b in zip(real, fake, strict=True)]).mean()
 
 
 class PeriodDiscriminator(nn.Module):

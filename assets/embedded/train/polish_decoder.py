@@ -3,7 +3,7 @@
     python polish_decoder.py --clips FOLDER --codec run/codec.safetensors --listener run/judge.safetensors \\
         --out polished.safetensors --seconds 1500
 
-FOLDER holds any speech (files that soundfile reads, or tar files of such). Adversarial training gives the decoder its
+FOLDER holds any speech (wav, flac, ogg, opus, or tar files of such). Adversarial training gives the decoder its
 texture, but left bands several dB too low, and a voice is told by its spectral envelope. Here no discriminator asks for
 anything: the mean power of 160 ms in mel bands is put right (`level_loss`), and the direction of the complex spectra
 stays what it was before (`texture_loss`), whatever their size.
@@ -12,20 +12,19 @@ stays what it was before (`texture_loss`), whatever their size.
 from __future__ import annotations
 
 import argparse
-import io
 import math
 import tarfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import soundfile as sf
 import torch
 import torch.nn.functional as F
 import yaml
 from balance import Balance
-from codec_losses import Listener, level_loss, mel_loss, spectrum
+from codec_losses import Listener, astray, level_loss, mel_loss, spectrum, unlike
 from codec_model import Codec, export_state, import_state
 from corpus import FRAME
 from safetensors.torch import load_file, save_file
@@ -33,26 +32,26 @@ from scipy.signal import resample_poly
 from side_by_side import SideBySide
 from torch import Tensor
 
+from engine.audio import load_audio
+from engine.errors import InvalidAudio
+
 SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
 P = SETTINGS["polishing"]
 
 
 def sounds(folder: Path) -> Iterator[np.ndarray]:
-    """Mono float PCM at 24 kHz of every file, sorted by name."""
+    """Mono float PCM at 24 kHz of every file, sorted by name; what the engine would refuse as a voice is left out."""
     for path in sorted(p for p in folder.rglob("*") if p.suffix in (".tar", ".wav", ".flac", ".ogg", ".opus")):
-        if path.suffix != ".tar":
-            yield _mono(path)
-            continue
-        with tarfile.open(path) as archive:
-            for member in archive.getmembers():
-                if file := archive.extractfile(member):
-                    yield _mono(io.BytesIO(file.read()))
+        for data in members(path) if path.suffix == ".tar" else [path.read_bytes()]:
+            with suppress(InvalidAudio):
+                yield load_audio(data, trim=False).pcm
 
 
-def _mono(file: Path | io.BytesIO) -> np.ndarray:
-    pcm, rate = sf.read(file, dtype="float32", always_2d=True)
-    pcm = pcm.mean(1)
-    return pcm if rate == 24000 else resample_poly(pcm, 24000, rate).astype(np.float32)
+def members(path: Path) -> Iterator[bytes]:
+    with tarfile.open(path) as archive:
+        for member in archive.getmembers():
+            if file := archive.extractfile(member):
+                yield file.read()
 
 
 @torch.inference_mode()
@@ -75,14 +74,11 @@ def encoded(codec: Codec, folder: Path, most: int, rng: np.random.Generator) -> 
 
 
 def texture_loss(fake: Tensor, before: Tensor) -> Tensor:
-    """How little the complex spectra point the same way, in bands of some 400 Hz: 0 equal, 1 unrelated. PCM
-    [B, 1, N]."""
+    """How little the complex spectra point the same way, in bands of 375 Hz (`astray`). PCM [B, 1, N]."""
     total = fake.new_zeros(())
     for fft in (256, 1024):
         both = torch.view_as_real(spectrum(torch.cat([fake, before])[:, 0], fft, fft // 4))[:, : fft // 2]
-        now, was = both.unflatten(1, (-1, max(2, fft // 64))).chunk(2)
-        made, size = (z.square().sum((2, 4)).add(1e-6).sqrt() for z in (now, was))
-        total = total + 1 - ((now * was).sum((2, 4)) / made).sum() / size.sum()
+        total = total + astray(*both.unflatten(1, (-1, fft // 64)).chunk(2))
     return total / 2
 
 
@@ -130,9 +126,8 @@ class Polish:
         fake = decode(self.codec)
         with torch.no_grad():
             was, wanted = decode(self.before), self.listener(real)[0]
-        gaps = [(a - b).abs().mean() for a, b in zip(self.listener(fake)[0], wanted, strict=True)]
         log = {"mel": mel_loss(fake, real, self.beside), "level": level_loss(fake, real)}
-        log |= {"unlike": torch.stack(gaps).mean(), "texture": texture_loss(fake, was)}
+        log |= {"unlike": unlike(wanted, self.listener(fake)[0]), "texture": texture_loss(fake, was)}
         if self.steps % 16 == 0:
             self.balance.measure(log, fake)
         self.adam.zero_grad(set_to_none=True)

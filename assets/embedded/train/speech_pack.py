@@ -120,8 +120,8 @@ def make_speakers(
 
     Any two of Kokoro's voices are all but unrelated, and a talker that had met blends of two or three gave strangers
     the sound of the nearest voice it knew. So timbres are drawn from the normal distribution that the voices follow,
-    in all directions at once, `strange` of them out of the space that they span (a voice is, by 0.44 of its distance
-    from the middle of the others). Prosody is a blend's, and height its own.
+    in all directions at once, and `strange` noise in all 128 leads out of the space that they span (a voice lies out of
+    that of the others by 0.44 of its distance from their middle). Prosody is a blend's, and height its own.
     """
     c, names = SETTINGS["corpus"], [*voices, *timbres]
     size, english = len(names), range(len(voices))
