@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,13 @@ async def _session(args: argparse.Namespace, kind: str, out: Path, results: dict
         await target.close()
 
 
-def codec_alone(batch: int = 32, frames: int = 4, runs: int = 100) -> dict[str, Any]:
-    """The codec of the published geometry by itself, as `python -m eval bench` runs it in a process of its own."""
+def codec_alone(
+    settings: Mapping[str, Any] | None = None, batch: int = 32, frames: int = 4, runs: int = 100
+) -> dict[str, Any]:
+    """The codec of the published geometry by itself, as `python -m eval bench` runs it in a process of its own.
+
+    settings: of the engine, dotted; only `codec.dtype` changes anything here.
+    """
     import torch
 
     from engine import wiring
@@ -145,7 +150,7 @@ def codec_alone(batch: int = 32, frames: int = 4, runs: int = 100) -> dict[str, 
     from engine.codec.graphs import CodecRunner
     from engine.config import EngineConfig
 
-    config = EngineConfig.load(None, model="dummy:1.7b-base")
+    config = EngineConfig.load(None, model="dummy:1.7b-base", **(settings or {}))
     device = wiring.device(config)
     dtype = wiring.codec_dtype(config)
     codec = Codec.load(Checkpoint.open(config.model), device, dtype)
@@ -161,12 +166,11 @@ def codec_alone(batch: int = 32, frames: int = 4, runs: int = 100) -> dict[str, 
     return {"ms": ms, "x_real_time": batch * frames * 80 / ms, "dtype": str(dtype), "runs": len(times)}
 
 
-def _codec(out: Path) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-c",
-        "import json; from eval.bench import codec_alone; print(json.dumps(codec_alone()))",
-    ]
+def _codec(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    code = (
+        "import json, sys; from eval.bench import codec_alone as run; print(json.dumps(run(json.loads(sys.argv[1]))))"
+    )
+    command = [sys.executable, "-c", code, json.dumps({k: v for k, v in settings.items() if k == "codec.dtype"})]
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
     if done.returncode:
         (out / "codec.log").write_text(done.stderr)
@@ -205,7 +209,7 @@ def main(args: argparse.Namespace) -> int:
     results["errors"] = {}
     args.fast_machine = not results["about"]["device"].startswith("CPU")
     if "codec" in args.parts:
-        results["codec"] = _codec(out)
+        results["codec"] = _codec(out, args.settings)
         print(f"codec: {results['codec']}", flush=True)
     for kind in ("custom", "base"):
         if kind not in args.parts:
