@@ -19,11 +19,25 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
 
 
-@schema.parametrize()
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_request_finds_a_fault(case):
-    response = case.call()
-    case.validate_response(response, checks=CHECKS)
+OPERATIONS = [(path, method) for path, methods in APP.openapi()["paths"].items() for method in methods]
+
+
+def trial(path: str, method: str):
+    """The test of one operation."""
+
+    @schema.include(path=path, method=method.upper()).parametrize()
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    def test(case):
+        response = case.call()
+        case.validate_response(response, checks=CHECKS)
+
+    return test
+
+
+# A name for each: `parametrize` gives all operations of one test the same, and of those pytest-xdist runs one only.
+for _path, _method in OPERATIONS:
+    _name = "_".join(part.strip("{}") for part in _path.split("/") if part)
+    globals()[f"test_no_request_to_{_method}_{_name}_finds_a_fault"] = trial(_path, _method)
 
 
 def test_a_stream_of_events_fits_its_schema():
