@@ -113,9 +113,10 @@ def _container(data: bytes) -> str | None:
         return "caf"
     if head[:4] == b"\x30\x26\xb2\x75":
         return "asf"
-    if head[0] == 0xFF and head[1] & 0xF6 == 0xF0:
+    sync = int.from_bytes(head[:2], "big") if len(head) > 1 else 0
+    if sync & 0xFFF6 == 0xFFF0:
         return "aac"  # ADTS: twelve sync bits, layer 0
-    if head[:3] == b"ID3" or (head[0] == 0xFF and head[1] & 0xE0 == 0xE0):
+    if head[:3] == b"ID3" or sync & 0xFFE0 == 0xFFE0:
         return "mp3"
     return None
 

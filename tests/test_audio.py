@@ -11,7 +11,7 @@ import av
 import numpy as np
 import pytest
 import soundfile as sf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.audio import clipped_share, encode_audio, load_audio, pcm16
@@ -196,6 +196,7 @@ def test_damaged_files_are_refused_not_crashed(clip):
 @settings(max_examples=150, deadline=None)
 @given(st.binary(min_size=1, max_size=400), st.sampled_from([b"", b"RIFF", b"fLaC", b"OggS", b"ID3\x04", b"\xff\xfb",
        b"\xff\xf1", b"\x1a\x45\xdf\xa3", b"\0\0\0\x18ftypmp42", b"#!AMR\n", b"caff", b"\x30\x26\xb2\x75"]))  # fmt: skip
+@example(b"\xff", b"")  # one byte, the first of a frame of AAC: was an IndexError
 def test_random_bytes_are_refused(tail, head):
     refused(head + tail)
 
