@@ -46,11 +46,11 @@ browser:  ## a Chromium for the page tests, where there is none
 	@command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || \
 		(apt-get update -qq && apt-get install -y -qq chromium) || $(PY) -m playwright install chromium
 
-# Files side by side on two cores, in the order of tests/conftest.py: a file's engine is its own, and the browser's
-# come last.
-SIDE_BY_SIDE = -n 2 --dist loadfile --no-loadscope-reorder
+# Two files side by side, in the order of tests/conftest.py; the browser's by themselves, as they watch things happen.
+SIDE_BY_SIDE = -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/page
 test: $(READY) browser  ## every test that runs on this machine
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(SIDE_BY_SIDE)
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/page
 
 GOLDEN = .venv-golden
 golden:  ## make tests/golden again with the reference implementation (minutes; needs no GPU)
