@@ -135,13 +135,9 @@ async def _session(args: argparse.Namespace, kind: str, out: Path, results: dict
         await target.close()
 
 
-def codec_alone(
-    settings: Mapping[str, Any] | None = None, batch: int = 32, frames: int = 4, runs: int = 100
-) -> dict[str, Any]:
-    """The codec of the published geometry by itself, as `python -m eval bench` runs it in a process of its own.
-
-    settings: of the engine, dotted; only `codec.dtype` changes anything here.
-    """
+def codec_alone(settings: Mapping[str, Any], batch: int = 32, frames: int = 4, runs: int = 100) -> dict[str, Any]:
+    """The codec of the published geometry by itself, as `python -m eval bench` runs it in a process of its own, with
+    the engine's settings (dotted) on top."""
     import torch
 
     from engine import wiring
@@ -150,7 +146,7 @@ def codec_alone(
     from engine.codec.graphs import CodecRunner
     from engine.config import EngineConfig
 
-    config = EngineConfig.load(None, model="dummy:1.7b-base", **(settings or {}))
+    config = EngineConfig.load(None, **{**settings, "model": "dummy:1.7b-base"})
     device = wiring.device(config)
     dtype = wiring.codec_dtype(config)
     codec = Codec.load(Checkpoint.open(config.model), device, dtype)
@@ -167,11 +163,11 @@ def codec_alone(
 
 
 def _codec(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    code = (
-        "import json, sys; from eval.bench import codec_alone as run; print(json.dumps(run(json.loads(sys.argv[1]))))"
+    code = "import json, sys; from eval.bench import codec_alone; print(json.dumps(codec_alone(json.load(sys.stdin))))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, input=json.dumps(settings), capture_output=True, text=True, timeout=300
     )
-    command = [sys.executable, "-c", code, json.dumps({k: v for k, v in settings.items() if k == "codec.dtype"})]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
     if done.returncode:
         (out / "codec.log").write_text(done.stderr)
         return {"error": (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from eval import bench_table
-from eval.bench import after_first_wave, lengths, texts
+from eval.bench import after_first_wave, codec_alone, lengths, texts
 from eval.records import RequestRow
 
 
@@ -93,3 +94,9 @@ def test_first_audio_after_the_first_wave_leaves_out_each_workers_first_request(
     assert later is not None and later["count"] == 2
     assert abs(later["p50"] - 30.0) < 1e-6 and abs(later["maximum"] - 40.0) < 1e-6
     assert after_first_wave(rows[:3], 2) is None
+
+
+@pytest.mark.slow
+def test_the_codec_alone_runs_with_the_settings_given():
+    got = codec_alone({"codec.dtype": "bfloat16", "model": "of no use here"}, batch=1, frames=1)
+    assert got["dtype"] == "torch.bfloat16" and got["x_real_time"] == pytest.approx(80 / got["ms"])
