@@ -1,19 +1,23 @@
 """The codec as it is trained: transformers' MimiModel encoder, residual quantizer, the engine's 12 Hz decoder.
 
 Codebooks are learnt as moving averages of the vectors they serve (as in VQ-VAE-2 and EnCodec). The first group also has
-to tell which phoneme is spoken (`phone_head`, dropped at export), which makes it the easy, semantic group.
+to tell which phoneme is spoken (`phone_head`, dropped at export), which makes it the easy, semantic group. All groups
+together have to tell the mel spectrum (`envelope_head`, dropped as well).
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from codec_losses import mel_matrix, spectrum
 from torch import Tensor, nn
 from transformers import MimiConfig, MimiModel
 
 from engine.codec.decoder import CodecDecoder
 
+FRAME = 1920  # samples
 PHONES_PER_FRAME = 4  # one label every 20 ms
+ENVELOPE = 1024, 80, 240  # FFT size, mel bands, hop
 
 
 def mimi_config(c: dict) -> dict:
@@ -146,6 +150,15 @@ class Codec(nn.Module):
             nn.Linear(self.width, 256), nn.GELU(), nn.Linear(256, PHONES_PER_FRAME * phones)
         )
 
+        bands = ENVELOPE[1] * FRAME // ENVELOPE[2]
+        self.envelope_head = nn.Sequential(
+            nn.Conv1d(2 * self.width, 512, 3, padding=1),
+            nn.GELU(),
+            nn.Conv1d(512, 512, 1),
+            nn.GELU(),
+            nn.Conv1d(512, bands, 1),
+        )
+
     def latents(self, pcm: Tensor) -> list[Tensor]:
         """pcm [B, 1, N], N a multiple of 1920 -> semantic and acoustic latents, [B, T, width] each, float32."""
         h = self.trunk(pcm).transpose(1, 2)
@@ -188,6 +201,19 @@ class Codec(nn.Module):
         logits = self.phone_head(semantic).unflatten(-1, (PHONES_PER_FRAME, -1)).float()
         loss = F.cross_entropy(logits.flatten(0, 2), phones.flatten())
         return loss, (logits.argmax(-1) == phones).float().mean()
+
+    def envelope_loss(self, semantic: Tensor, acoustic: Tensor, pcm: Tensor) -> Tensor:
+        """How far the mel spectrum of pcm [B, 1, T * 1920] is from what the quantized vectors [B, T, width] tell of it:
+        mean absolute difference in decades.
+
+        The way to the encoder through the decoder is long and noisy: after nine trainings without this loss its latents
+        told less of the mel spectrum than the spectrum's first 16 principal components do.
+        """
+        fft, bands, hop = ENVELOPE
+        mel = mel_matrix(fft, bands, pcm.device) @ spectrum(pcm[:, 0].float(), fft, hop).abs()
+        mel = mel[..., : pcm.shape[-1] // hop].clamp(min=3e-3).log10().unflatten(2, (-1, FRAME // hop))
+        told = self.envelope_head(torch.cat([semantic, acoustic], -1).transpose(1, 2))
+        return F.l1_loss(told.float().unflatten(1, (bands, -1)), mel.transpose(2, 3))
 
 
 def host_constants(module: nn.Module) -> None:

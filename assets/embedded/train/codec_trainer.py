@@ -32,6 +32,8 @@ from torch import Tensor, nn
 
 SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
 
+Stage = tuple[bool, bool, bool]  # codes frozen, discriminators at work, the encoder alone
+
 
 class Trainer:
     def __init__(self, args: argparse.Namespace, together: Together) -> None:
@@ -51,6 +53,7 @@ class Trainer:
             self._respread()
         self.first = self.steps
         self.frozen = False
+        self.encoder_only = False  # the decoder rests
         cuda = self.device.type == "cuda"
         adam = {"betas": (0.8, 0.99), "weight_decay": 1e-3, "fused": cuda, "capturable": cuda}
         # Rates are tensors on the device: a recorded step reads them where they are.
@@ -61,7 +64,7 @@ class Trainer:
         self.balance = Balance(self.t["shares"], self.t["weights"]["mel"], self.device)
         self.seen: list[Tensor] = []  # latents of the last step, for `revive`
         self.recorder = Recorder(cuda and not args.plain)
-        self.taken: Counter[tuple[bool, bool]] = Counter()  # steps of each stage
+        self.taken: Counter[Stage] = Counter()  # steps of each stage
 
     def _resume(self, path: Path) -> None:
         if path.suffix == ".safetensors":
@@ -83,6 +86,7 @@ class Trainer:
         with torch.no_grad(), self.autocast():
             crops = [self.corpus.crops(64, self.t["crop_frames"])[0][:, :1] for _ in range(8)]
             respread(self.codec, torch.cat([self.codec.trunk(pcm).float().flatten(0, 1) for pcm in crops]))
+            self.together.copy([*self.codec.parameters(), *self._book_values()])  # others chose other directions
 
     def freeze(self) -> None:
         """From here on the codes are what is shipped: encoder and codebooks rounded as they are stored."""
@@ -104,7 +108,7 @@ class Trainer:
     def autocast(self):
         return torch.autocast("cuda", dtype=torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
-    def set_rates(self, progress: float, stage: tuple[bool, bool]) -> None:
+    def set_rates(self, progress: float, stage: Stage) -> None:
         t = self.t
         warm = min(1.0, (self.steps - self.first + 1) / t["warmup_steps"])
         # Discriminators first learn alone: what they want at the start would only spoil the decoder.
@@ -156,7 +160,7 @@ class Trainer:
             self.freeze()
         if not self.frozen:
             self._care_for_books()
-        stage = (self.frozen, progress >= self.t["discriminate_from"])
+        stage = (self.frozen, progress >= self.t["discriminate_from"], self.encoder_only)
         self.set_rates(progress, stage)
         measured = self.taken[stage] % self.t["measure_every"] == 0
         self.taken[stage] += 1
@@ -191,28 +195,15 @@ class Trainer:
                 latents = self.codec.latents(rough)
             self.seen = [x.detach() for x in latents]
             semantic, acoustic, commitment = self.quantize(latents)
-        with self.autocast():
-            x = self.codec.upsampled(semantic, acoustic)
-            if self.frozen:
-                x, real, phones = self._part(x, real, phones)
-            made = self.codec.wave(x)
-        if self.frozen:
-            before = t["context_frames"]
-            made, real, phones = made[..., before * FRAME :], real[..., before * FRAME :], phones[:, before:]
-        fake = made.float()
-        log: dict[str, Tensor] = {"mel": mel_loss(fake, real, self.judge.beside), "wave": wave_loss(fake, real)}
-        log["level"] = level_loss(fake, real)
-        with self.autocast():
-            log |= heard(self.listener, real, fake, phones)
-        if judged:
-            log |= self._judge(fake, real)
-        if measured:
-            self.balance.measure(log, fake)
-        loss = self.balance.total(log) + log["listen"]
+        log: dict[str, Tensor] = {}
+        loss = real.new_zeros(())
+        if not self.encoder_only:
+            loss = self._decode(log, semantic, acoustic, real, phones, judged, measured)
         if not self.frozen:
             log["commitment"], log["spread"] = commitment, spread_loss(latents[1].flatten(0, 1))
             log["phone"], log["phone_accuracy"] = self.codec.phone_loss(semantic, phones)
-            loss = loss + sum(t["weights"][name] * log[name] for name in ("commitment", "spread", "phone"))
+            log["envelope"] = self.codec.envelope_loss(semantic, acoustic, real)
+            loss = loss + sum(t["weights"][name] * log[name] for name in ("commitment", "spread", "phone", "envelope"))
         self.adam.zero_grad(set_to_none=True)
         loss.backward(inputs=self.learning())  # not the discriminators: they have their gradients already
         log["norm"] = nn.utils.clip_grad_norm_(self.codec.parameters(), 20.0)
@@ -225,6 +216,36 @@ class Trainer:
                 names, values = zip(*self.codec.decoder.named_parameters(), strict=True)
                 torch._foreach_lerp_([self.average[n] for n in names], list(values), 0.002)
         return {k: v.detach() for k, v in log.items()}
+
+    def _decode(
+        self,
+        log: dict[str, Tensor],
+        semantic: Tensor,
+        acoustic: Tensor,
+        real: Tensor,
+        phones: Tensor,
+        judged: bool,
+        measured: bool,
+    ) -> Tensor:
+        """The losses of decoded speech, which go into `log` -> how they pull together."""
+        with self.autocast():
+            x = self.codec.upsampled(semantic, acoustic)
+            if self.frozen:
+                x, real, phones = self._part(x, real, phones)
+            made = self.codec.wave(x)
+        if self.frozen:
+            before = self.t["context_frames"]
+            made, real, phones = made[..., before * FRAME :], real[..., before * FRAME :], phones[:, before:]
+        fake = made.float()
+        log["mel"], log["wave"] = mel_loss(fake, real, self.judge.beside), wave_loss(fake, real)
+        log["level"] = level_loss(fake, real)
+        with self.autocast():
+            log |= heard(self.listener, real, fake, phones)
+        if judged:
+            log |= self._judge(fake, real)
+        if measured:
+            self.balance.measure(log, x)
+        return self.balance.total(log) + log["listen"]
 
     def _part(self, x: Tensor, real: Tensor, phones: Tensor) -> tuple[Tensor, ...]:
         """A random part of the crops, the same frames of each: with what is judged, and its context, decoded alone. The

@@ -118,18 +118,19 @@ class Polish:
         vectors = [F.embedding(codes[..., group], table) for group, table in enumerate(self.tables)]
         real = real[..., (at + before) * FRAME : (at + before + heard) * FRAME]
 
-        def decode(codec: Codec) -> Tensor:
+        def decode(codec: Codec) -> tuple[Tensor, Tensor]:
             x = codec.upsampled(vectors[0], torch.stack(vectors[1:]).sum(0))
             each = x.shape[-1] // P["crop_frames"]
-            return codec.wave(x[..., at * each : (at + before + heard) * each])[..., before * FRAME :]
+            x = x[..., at * each : (at + before + heard) * each]
+            return x, codec.wave(x)[..., before * FRAME :]
 
-        fake = decode(self.codec)
+        x, fake = decode(self.codec)
         with torch.no_grad():
-            was, wanted = decode(self.before), self.listener(real)[0]
+            was, wanted = decode(self.before)[1], self.listener(real)[0]
         log = {"mel": mel_loss(fake, real, self.beside), "level": level_loss(fake, real)}
         log |= {"unlike": unlike(wanted, self.listener(fake)[0]), "texture": texture_loss(fake, was)}
         if self.steps % 16 == 0:
-            self.balance.measure(log, fake)
+            self.balance.measure(log, x)
         self.adam.zero_grad(set_to_none=True)
         self.balance.total(log).backward()
         torch.nn.utils.clip_grad_norm_(self.learning, 20.0)

@@ -12,7 +12,7 @@ import torch
 from codec_model import Codec
 from torch import Tensor
 
-FIRST, RATIO = 4.0, 0.93  # standard deviation of the first coordinate; of each to the one before
+FIRST, RATIO = 4.0, 0.965  # standard deviation of the first coordinate; of each to the one before
 
 
 def sizes(width: int, device: torch.device) -> Tensor:

@@ -36,6 +36,9 @@ def main() -> None:
     parser.add_argument(
         "--respread", action="store_true", help="new acoustic latents for a collapsed encoder (spread.py)"
     )
+    parser.add_argument(
+        "--encoder-first", type=float, default=0.0, help="so many seconds without the decoder: what the codes tell"
+    )
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--begin", type=float, default=0.0)
@@ -64,10 +67,11 @@ def main() -> None:
     began, shown, saved, first = time.time(), time.time(), 0.0, trainer.steps
     while (spent := together.agreed(time.time() - began)) < args.seconds and trainer.steps - first < args.steps:
         progress = args.begin + (args.end - args.begin) * spent / args.seconds
+        trainer.encoder_only = spent < args.encoder_first
         log = trainer.step(progress)
         if trainer.steps % 100 == 0 or trainer.steps - first in (1, 10):
             values = {k: round(v.item(), 3) for k, v in log.items()}
-            if not math.isfinite(values["mel"]):
+            if not math.isfinite(sum(values.values())):
                 raise SystemExit(f"step {trainer.steps}: the loss is {values}; the last save is good")
             used = [(book.counts > 0.1).float().mean().item() for book in trainer.codec.books]
             rate = (time.time() - shown) / 100 * 1000

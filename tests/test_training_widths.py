@@ -1,0 +1,38 @@
+"""Training goes on from smaller weights: a wider codec begins with the same sound (assets/embedded/train/widen.py)."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "assets/embedded/train"))
+from codec_model import Codec, export_state, import_state
+from widen import widened
+
+RECIPE = Path(sys.path.pop(0))
+
+
+@pytest.mark.parametrize("changes", [{"vq_dim": 24}, {"decoder": {"decoder_dim": 96}}, {"encoder": {"num_filters": 6}}])
+def test_wider_layers_make_the_same_sound_and_codes(changes):
+    settings = yaml.safe_load((RECIPE / "settings.yaml").read_text("utf-8"))["codec"]
+    settings |= {"groups": 3, "codebook_size": 32, "vq_dim": 16}
+    settings["decoder"]["decoder_dim"], settings["encoder"]["num_filters"] = 64, 4
+    wider = copy.deepcopy(settings)
+    for key, value in changes.items():
+        wider[key] = {**wider[key], **value} if isinstance(value, dict) else value
+    torch.manual_seed(0)
+    old, new = Codec(settings).eval(), Codec(wider).eval()
+    state = export_state(old)
+    import_state(new, widened(state, wider))
+    pcm = 0.1 * torch.randn(1, 1, 8 * 1920)
+    with torch.inference_mode():
+        codes = old.encode(pcm)
+        sound, same = (codec.wave(codec.upsampled(*codec.lookup(codes))) for codec in (old, new))
+        assert sound.std() > 1e-4
+        assert float((sound - same).abs().max()) < 1e-4 * float(sound.abs().max())
+        assert float((new.encode(pcm) == codes).float().mean()) > 0.95  # near ties apart
