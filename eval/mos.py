@@ -62,13 +62,18 @@ class DistillMOS:
     name = "DistillMOS 0.9.1"
 
     def __init__(self) -> None:
-        # The package imports torchaudio for its command line only; where it is not installed, an empty module will do.
-        if "torchaudio" not in sys.modules:
-            try:
-                import torchaudio  # noqa: F401
-            except (ImportError, OSError, RuntimeError):
-                sys.modules["torchaudio"] = types.ModuleType("torchaudio")
-        from distillmos import ConvTransformerSQAModel
+        # The package imports torchaudio for its command line only; where it is not installed, an empty module will do,
+        # but only meanwhile: transformers, if it is imported later, would look for it and fail.
+        stub = None
+        try:
+            import torchaudio  # noqa: F401
+        except (ImportError, OSError, RuntimeError):
+            stub = sys.modules["torchaudio"] = types.ModuleType("torchaudio")
+        try:
+            from distillmos import ConvTransformerSQAModel
+        finally:
+            if stub is not None and sys.modules.get("torchaudio") is stub:
+                del sys.modules["torchaudio"]
 
         with contextlib.redirect_stdout(sys.stderr):  # it prints where its weights are; stdout is for results
             self._model = ConvTransformerSQAModel().eval()

@@ -12,6 +12,8 @@ import numpy as np
 from eval.datasets import Utterance
 from eval.errors import EvalError
 
+WARM_VOICES = 16
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -74,7 +76,7 @@ class Planned:
 def plan_cell(
     cell: Cell, utterances: Sequence[Utterance], *, requests: int, warmup: int, seed: int, variant: str = ""
 ) -> list[Planned]:
-    """Warm-up requests, then `requests` measured ones.
+    """Warm-up requests, then `requests` measured ones. With any warm-up, each voice is met in it (`_warm_up`).
 
     The order of the texts is a shuffle by `seed`, the same in every cell, and an utterance gets the same sampling
     seed in every cell: what differs between two cells is the load. Texts repeat when there are fewer than `requests`.
@@ -83,12 +85,14 @@ def plan_cell(
     times = _arrivals(cell, requests, seed)
     prefix = f"{variant}-{cell.name}" if variant else cell.name
     planned = []
-    for i in range(-warmup, requests):
-        utterance = utterances[order[i % len(order)]]
+    spoken = [utterances[i] for i in order]
+    first = _warm_up(spoken, warmup)
+    for i in range(-len(first), requests):
         warm = i < 0
+        utterance = first[i] if warm else spoken[i % len(order)]
         planned.append(
             Planned(
-                id=f"{prefix}-w{i + warmup:05d}" if warm else f"{prefix}-{i:05d}",
+                id=f"{prefix}-w{i + len(first):05d}" if warm else f"{prefix}-{i:05d}",
                 cell=cell.name,
                 index=i,
                 utterance=utterance,
@@ -98,6 +102,15 @@ def plan_cell(
             )
         )
     return planned
+
+
+def _warm_up(spoken: Sequence[Utterance], count: int) -> list[Utterance]:
+    """`count` of the utterances, 0 for none; more if there are more voices, so that a server meets each of up to
+    WARM_VOICES voices before it is measured: it prepares a voice once, and that stood in the first load setting's
+    figures alone."""
+    voices = {u.voice: u for u in reversed(spoken)}
+    met = [u for u in spoken if voices[u.voice] is u] if count and len(voices) <= WARM_VOICES else []
+    return met + [spoken[i % len(spoken)] for i in range(-count, -len(met))]
 
 
 def sampling_seed(seed: int, utterance: str, repeat: int) -> int:

@@ -1,7 +1,9 @@
 """The judges themselves, with their real weights, on the bundled clips of people and on no speech at all."""
 
 import hashlib
+import importlib.util
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -279,3 +281,10 @@ def test_utmos_from_a_file(tmp_path):
     assert got["utmos"] == pytest.approx(1.5, abs=0.1)
     with pytest.raises(ModelUnavailable, match="no UTMOS file"):
         mos.load("utmos:missing.pt")
+
+
+def test_a_judge_leaves_no_stand_in_where_others_look():
+    """A process that judges first and imports transformers later: an empty `torchaudio` left behind broke that."""
+    mos.load("distillmos")
+    importlib.util.find_spec("torchaudio")  # ValueError: torchaudio.__spec__ is None
+    assert getattr(sys.modules.get("torchaudio"), "__spec__", True) is not None

@@ -44,3 +44,20 @@ def test_an_utterance_has_the_same_sampling_seed_in_every_cell():
     assert [(p.utterance.id, p.seed) for p in a if not p.warmup] == [(p.utterance.id, p.seed) for p in b]
     assert len({p.seed for p in b}) == 20  # repetitions of a text differ
     assert len({p.id for p in a}) == 22
+
+
+def test_each_voice_is_met_before_it_is_measured():
+    """A voice that is prepared on first use cost the first load setting up to 0.4 s of TTFA, and no other."""
+    utterances = [Utterance(f"u{i}", "x", voice=f"v{i % 5}") for i in range(20)]
+
+    def warm(warmup, given=utterances):
+        planned = plan.plan_cell(plan.Cell("closed", 1), given, requests=20, warmup=warmup, seed=5)
+        assert len({p.id for p in planned}) == len(planned)
+        assert [p.index for p in planned] == list(range(-sum(p.warmup for p in planned), 20))
+        return [p.utterance.voice for p in planned if p.warmup]
+
+    assert sorted(warm(2)) == sorted(warm(5)) == ["v0", "v1", "v2", "v3", "v4"]
+    assert len(warm(7)) == 7 and len(set(warm(7))) == 5
+    assert warm(0) == []
+    assert len(warm(2, [Utterance(f"u{i}", "x", voice=f"v{i}") for i in range(20)])) == 2  # a voice for every text
+    assert warm(3, [Utterance("u", "x")]) == ["", "", ""]
