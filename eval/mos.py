@@ -72,7 +72,7 @@ class DistillMOS:
         try:
             from distillmos import ConvTransformerSQAModel
         finally:
-            if stub is not None and sys.modules.get("torchaudio") is stub:
+            if stub is not None:
                 del sys.modules["torchaudio"]
 
         with contextlib.redirect_stdout(sys.stderr):  # it prints where its weights are; stdout is for results

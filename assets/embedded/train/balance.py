@@ -14,7 +14,7 @@ class Balance:
     named `mel` alone, which keeps their relation to losses that do not pass this tensor. With fixed weights the mel
     distance drowned the discriminators: its gradient was some hundred times theirs.
 
-    The tensor must lie before the layers that learn: here the input of the decoder's wide layers. Measured at the
+    The tensor must lie before layers that learn: callers give the input of the decoder's wide layers. Measured at the
     decoded wave, as EnCodec does, a loss of logarithms looks strong and moves nothing: most of its gradient lies in
     near-silent samples and cancels on the way. In the fifth to ninth trainings `wave` had three quarters of the pull at
     the decoder so, `level` an eighth, and `mel` half a percent.

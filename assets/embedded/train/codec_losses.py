@@ -38,12 +38,16 @@ def spectrum(pcm: Tensor, fft: int, hop: int) -> Tensor:
     return torch.stft(pcm, fft, hop, window=window(fft, pcm.device), return_complex=True)
 
 
+def log_mel(pcm: Tensor, fft: int, bands: int, hop: int) -> Tensor:
+    """PCM [B, N] -> log10 mels [B, bands, T]; what is 45 dB below speech of -23 dBFS counts as silence. (With a floor at
+    -130 dBFS nearly all of a mel loss's gradient was that of digital silence.)"""
+    magnitude = torch.view_as_real(spectrum(pcm, fft, hop)).square().sum(-1).add(1e-9).sqrt()
+    return (mel_matrix(fft, bands, pcm.device) @ magnitude).clamp(min=1e-4 * fft**0.5).log10()
+
+
 def mel_distance(both: Tensor, fft: int, bands: int) -> Tensor:
-    """Mean absolute difference of log10 mels between the halves of `both` [2 B, N]; what is 45 dB below speech of
-    -23 dBFS counts as silence. (With a floor at -130 dBFS nearly all of the gradient was that of digital silence.)"""
-    magnitude = torch.view_as_real(spectrum(both, fft, fft // 4)).square().sum(-1).add(1e-9).sqrt()
-    mel = (mel_matrix(fft, bands, both.device) @ magnitude).clamp(min=1e-4 * fft**0.5).log10()
-    return F.l1_loss(*mel.chunk(2))
+    """Mean absolute difference of log10 mels between the halves of `both` [2 B, N]."""
+    return F.l1_loss(*log_mel(both, fft, bands, fft // 4).chunk(2))
 
 
 def mel_loss(fake: Tensor, real: Tensor, beside: SideBySide) -> Tensor:

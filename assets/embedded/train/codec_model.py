@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from codec_losses import mel_matrix, spectrum
+from codec_losses import log_mel
+from corpus import FRAME
 from torch import Tensor, nn
 from transformers import MimiConfig, MimiModel
 
 from engine.codec.decoder import CodecDecoder
 
-FRAME = 1920  # samples
 PHONES_PER_FRAME = 4  # one label every 20 ms
 ENVELOPE = 1024, 80, 240  # FFT size, mel bands, hop
 
@@ -210,8 +210,8 @@ class Codec(nn.Module):
         told less of the mel spectrum than the spectrum's first 16 principal components do.
         """
         fft, bands, hop = ENVELOPE
-        mel = mel_matrix(fft, bands, pcm.device) @ spectrum(pcm[:, 0].float(), fft, hop).abs()
-        mel = mel[..., : pcm.shape[-1] // hop].clamp(min=3e-3).log10().unflatten(2, (-1, FRAME // hop))
+        mel = log_mel(pcm[:, 0].float(), fft, bands, hop)[..., : pcm.shape[-1] // hop]
+        mel = mel.unflatten(2, (-1, FRAME // hop))
         told = self.envelope_head(torch.cat([semantic, acoustic], -1).transpose(1, 2))
         return F.l1_loss(told.float().unflatten(1, (bands, -1)), mel.transpose(2, 3))
 
