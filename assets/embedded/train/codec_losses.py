@@ -39,8 +39,8 @@ def spectrum(pcm: Tensor, fft: int, hop: int) -> Tensor:
 
 
 def log_mel(pcm: Tensor, fft: int, bands: int, hop: int) -> Tensor:
-    """PCM [B, N] -> log10 mels [B, bands, T]; what is 45 dB below speech of -23 dBFS counts as silence. (With a floor at
-    -130 dBFS nearly all of a mel loss's gradient was that of digital silence.)"""
+    """PCM [B, N] -> log10 mels [B, bands, T]; what is 45 dB below speech of -23 dBFS counts as silence. (With a floor
+    at -130 dBFS nearly all of a mel loss's gradient was that of digital silence.)"""
     magnitude = torch.view_as_real(spectrum(pcm, fft, hop)).square().sum(-1).add(1e-9).sqrt()
     return (mel_matrix(fft, bands, pcm.device) @ magnitude).clamp(min=1e-4 * fft**0.5).log10()
 
