@@ -71,16 +71,21 @@ class Trainer:
             import_state(self.codec, load_file(path))
             beside = path.with_name("judge.safetensors")
             state = {k: v.float() for k, v in load_file(beside).items()} if beside.exists() else {}
-            for name in ("judge", "listener"):
+            for name, part in self._judges().items():
                 own = {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(name + ".")}
                 if own:
-                    getattr(self, name).load_state_dict(own)
+                    part.load_state_dict(own)
             return
         saved = torch.load(path, map_location=self.device, weights_only=True)
         self.codec.load_state_dict(saved["codec"])
         self.judge.load_state_dict(saved["judge"])
         self.listener.load_state_dict(saved["listener"])
         self.average, self.steps, self.knows_judge = saved["average"], saved["steps"], saved["judged"]
+
+    def _judges(self) -> dict[str, nn.Module]:
+        """What only training needs of the small checkpoint."""
+        heads = {"phone_head": self.codec.phone_head, "envelope_head": self.codec.envelope_head}
+        return {"judge": self.judge, "listener": self.listener, **heads}
 
     def _respread(self) -> None:
         with torch.no_grad(), self.autocast():
@@ -120,15 +125,10 @@ class Trainer:
         curve = 0.5 * (1 + math.cos(math.pi * share))
         for name, final in t["final_shares"].items():
             self.balance.shares[name].fill_(t["shares"][name] + (final - t["shares"][name]) * (1 - curve))
-        for rate, part, peak in (
-            (self.rate, late, t["decoder_learning_rate"] if self.frozen else t["learning_rate"]),
-            (self.judge_rate, warm, t["discriminator_learning_rate"]),
-            (
-                self.listener_rate,
-                warm,
-                t["learning_rate"],
-            ),  # it must understand before it asks
-        ):
+        decoding = t["decoder_learning_rate"] if self.frozen else t["learning_rate"]
+        rates = (self.rate, late, decoding), (self.judge_rate, warm, t["discriminator_learning_rate"])
+        # The listener must understand before it asks.
+        for rate, part, peak in (*rates, (self.listener_rate, warm, t["learning_rate"])):
             rate.fill_(part * (t["final_learning_rate"] + (peak - t["final_learning_rate"]) * curve))
 
     def quantize(self, latents: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -292,7 +292,7 @@ class Trainer:
         self.args.small.mkdir(parents=True, exist_ok=True)
         save_file({k: v.half() for k, v in weights.items()}, self.args.small / "codec.safetensors")
         judges = {
-            f"{name}.{k}": v.half() for name in ("judge", "listener") for k, v in parts[name].state_dict().items()
+            f"{name}.{k}": v.half() for name, part in self._judges().items() for k, v in part.state_dict().items()
         }
         save_file(judges, self.args.small / "judge.safetensors")
         print(f"saved after {self.steps} steps", flush=True)

@@ -82,17 +82,18 @@ class Corpus:
 
 
 def tone_colour(knots: Tensor, bins: int) -> Tensor:
-    """Decibels at six places [B, 6] -> factors [B, bins] of a spectrum, bands equally wide in the square root of the
+    """Decibels at K places [B, K] -> factors [B, bins] of a spectrum, bands equally wide in the square root of the
     frequency: finer where speech is."""
     decibels = F.interpolate(knots[:, None], size=512, mode="linear", align_corners=True)[:, 0]
     position = torch.linspace(0, 1, bins, device=knots.device)
     return 10 ** (decibels[:, (position.sqrt() * 511).long()] / 20)
 
 
-def roughen(pcm: Tensor, share: float) -> Tensor:
+def roughen(pcm: Tensor, share: float, filters: bool = True) -> Tensor:
     """PCM [B, C, N] with random gains; a share of rows also gets white noise (20 to 45 dB below; the first channel
     only: the second, if there is one, is what is wanted) or a low-pass, and another such share a random tone colour (up
-    to 9 dB up or down in five bands)."""
+    to 9 dB up or down in five bands). filters: with the last two; not for a talker's reference, which has to learn that
+    its speech shall sound through the same microphone."""
     batch, device = len(pcm), pcm.device
 
     def draw(low: float, high: float) -> Tensor:
@@ -103,6 +104,8 @@ def roughen(pcm: Tensor, share: float) -> Tensor:
     level = pcm[:, :1].square().mean(-1, keepdim=True).sqrt() * 10 ** (-draw(20, 45) / 20)
     noise = torch.randn_like(pcm[:, :1]) * level * (chance < share / 2)
     pcm = torch.cat([pcm[:, :1] + noise, pcm[:, 1:]], 1)
+    if not filters:
+        return pcm.clamp(-1, 1)
     spectrum = torch.fft.rfft(pcm.float())
     position = torch.linspace(0, 1, spectrum.shape[-1], device=device)
     cut = torch.where((chance >= share / 2) & (chance < share), draw(0.28, 0.75), 2.0)

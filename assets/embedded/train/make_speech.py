@@ -16,7 +16,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import formants
 import kokoro
 import numpy as np
 import phonemes
@@ -130,11 +132,13 @@ def played(wave: Tensor, factor: Tensor) -> Tensor:
     return out
 
 
-def coloured(wave: Tensor, knots: Tensor) -> Tensor:
-    """[B, C, N] through a filter of its own for each row (knots [B, 6] in dB)."""
+def coloured(wave: Tensor, knots: Tensor, cut: Tensor) -> Tensor:
+    """[B, C, N] through a filter of its own for each row: knots [B, K] in dB, low-pass at cut [B] in Hz."""
     whole = 1 << (wave.shape[-1] - 1).bit_length()
     spectrum = torch.fft.rfft(wave, whole)
-    return torch.fft.irfft(spectrum * tone_colour(knots, spectrum.shape[-1])[:, None], whole)[..., : wave.shape[-1]]
+    frequency = torch.linspace(0, RATE / 2, spectrum.shape[-1], device=wave.device)
+    factors = tone_colour(knots, len(frequency)) * torch.sigmoid((cut[:, None] - frequency) / 100)
+    return torch.fft.irfft(spectrum * factors[:, None], whole)[..., : wave.shape[-1]]
 
 
 def trim_and_level(wave: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,13 +181,22 @@ def bent_speakers(jobs: Jobs, versions: int) -> list[tuple[Tensor, Tensor]]:
     return out
 
 
-def bent_colours(speakers: int, versions: int) -> Tensor:
-    """[versions + 1, speakers, 6] decibels, none for the first version: a bent speaker has a microphone of their own,
-    which clips and reference share."""
-    generator = torch.Generator().manual_seed(SETTINGS["corpus"]["seed"])
-    knots = 2 * torch.rand(versions + 1, speakers, 6, generator=generator) - 1
-    knots[0] = 0
-    return knots * SETTINGS["corpus"]["colour_db"]
+class Sound(NamedTuple):
+    """How the bent speakers sound besides, which their clips and references share: [speakers, ...] each."""
+
+    formants: Tensor  # [speakers, knots] of formants.py
+    colour: Tensor  # [speakers, knots] their microphones, in dB
+    cut: Tensor  # [speakers] Hz: for a share of them it hears nothing above
+
+    @classmethod
+    def drawn(cls, speakers: int, device: torch.device) -> Sound:
+        c, generator = SETTINGS["corpus"], torch.Generator().manual_seed(SETTINGS["corpus"]["seed"])
+        colour = c["colour_db"] * (2 * torch.rand(speakers, c["colour_knots"], generator=generator) - 1)
+        low, high = c["low_pass"]
+        cut = low + (high - low) * torch.rand(speakers, generator=generator)
+        cut[torch.rand(speakers, generator=generator) >= c["low_passed"]] = 1e9
+        steps = formants.draw(speakers, c["formants"], generator)
+        return cls(*(value.to(device) for value in (steps, colour, cut)))
 
 
 def main() -> None:
@@ -208,7 +221,7 @@ def main() -> None:
     model = kokoro.load(speech_pack.read_weights(args.pack / "weights.bin"), args.kokoro, device)
     order = np.arange(len(jobs.count))[: args.limit][part::parts]
     versions = bent_speakers(jobs, args.bent)
-    colours = bent_colours(len(jobs.pitch), args.bent).to(device)
+    sound = Sound.drawn(len(jobs.pitch) * (1 + args.bent), device)
     capacity = int(jobs.count[order].sum() * 0.1 * RATE) + 10 * RATE  # 0.1 s a phoneme is far above the mean
     capacity = min(capacity * len(versions), 40 * 3600 * RATE)  # more than one GPU makes in five minutes
     pcm = torch.zeros(2, capacity, dtype=torch.int16, device=device)
@@ -221,7 +234,8 @@ def main() -> None:
         shift = version * len(jobs.pitch)  # added to the speakers' numbers
         wave = played(wave, factor)
         if version:
-            wave = coloured(wave, colours[version, torch.from_numpy(jobs.speaker[group].astype(np.int64))])
+            steps, colour, cut = (x[torch.from_numpy(jobs.speaker[group].astype(np.int64)) + shift] for x in sound)
+            wave = coloured(formants.moved(wave, steps), colour, cut)
         wave, start, end = trim_and_level(wave, generator)
         finite = wave.isfinite().all((1, 2)) & (wave.abs().amax((1, 2)) > 1e-3)
         whole = (wave.clamp(-1, 1) * 32767).round().to(torch.int16)
