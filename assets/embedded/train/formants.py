@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 RATE, FFT, HOP = 24000, 1024, 256
-QUEFRENCY = 44  # samples, 1.8 ms: what is smoother than that along the frequency axis is no harmonic below 400 Hz
+QUEFRENCY = 40, 56  # samples, 2.3 ms: what is smoother than that along the frequency axis is no harmonic below 430 Hz
 KNOTS = (0, 500, 1500, 3000, 5500, 12000)  # Hz
 LIMIT = 2.0  # nepers of gain, 17 dB
 
@@ -40,19 +40,18 @@ def moved(wave: Tensor, steps: Tensor) -> Tensor:
     power = torch.view_as_real(spectrum[:, 0]).square().sum(-1)
     log = 0.5 * (power + 1e-7 * FFT).log()
     cepstrum = torch.fft.irfft(log, FFT, dim=1)
-    lifter = torch.zeros(FFT, device=wave.device)
-    lifter[: QUEFRENCY + 1] = 0.5 + 0.5 * torch.cos(
-        torch.pi * torch.arange(QUEFRENCY + 1, device=wave.device) / QUEFRENCY
-    )
-    lifter[-QUEFRENCY:] = lifter[1 : QUEFRENCY + 1].flip(0)
+    low, high = QUEFRENCY
+    half = torch.arange(FFT // 2 + 1, device=wave.device)
+    half = 0.5 + 0.5 * torch.cos(torch.pi * ((half - low) / (high - low)).clamp(0, 1))
+    lifter = torch.cat([half, half[1:-1].flip(0)])
     envelope = torch.fft.rfft(cepstrum * lifter[:, None], dim=1).real
     place = source_bins(steps, envelope.shape[1])
-    low = place.floor().long().clamp(max=envelope.shape[1] - 2)
-    share = (place - low)[..., None]
+    left = place.floor().long().clamp(max=envelope.shape[1] - 2)
+    share = (place - left)[..., None]
 
     def look(index: Tensor) -> Tensor:
         return envelope.gather(1, index[..., None].expand(-1, -1, envelope.shape[2]))
 
-    gain = (look(low) * (1 - share) + look(low + 1) * share - envelope).clamp(-LIMIT, LIMIT).exp()
+    gain = (look(left) * (1 - share) + look(left + 1) * share - envelope).clamp(-LIMIT, LIMIT).exp()
     made = spectrum * gain[:, None]
     return torch.istft(made.flatten(0, 1), FFT, HOP, window=window, length=wave.shape[-1]).unflatten(0, wave.shape[:2])

@@ -1,0 +1,82 @@
+"""How the recipe makes speakers differ (assets/embedded/train): moved formants, microphones, disturbed references."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "assets/embedded/train"))
+import formants
+from corpus import roughen, tone_colour
+
+sys.path.pop(0)
+
+RATE = formants.RATE
+
+
+def vowel(resonances: tuple[float, ...], seconds: float = 1.0) -> torch.Tensor:
+    """PCM [1, 1, N]: harmonics of 125 Hz, strong around the resonances (Hz)."""
+    time, out = torch.arange(int(seconds * RATE)) / RATE, torch.zeros(int(seconds * RATE))
+    for number in range(1, 90):
+        f = 125.0 * number
+        size = sum(1 / (1 + ((f - r) / 120) ** 2) for r in resonances) + 1e-3
+        out += size * torch.cos(2 * torch.pi * f * time + number)
+    return (0.2 * out / out.abs().max())[None, None]
+
+
+def loudest(pcm: torch.Tensor, low: float, high: float) -> float:
+    """The frequency about which the power between two others lies, Hz."""
+    power = torch.fft.rfft(pcm[0, 0]).abs().square()
+    f = torch.linspace(0, RATE / 2, len(power))
+    band = (f > low) & (f < high)
+    return float((power * f)[band].sum() / power[band].sum())
+
+
+def test_formants_that_do_not_move_leave_speech_as_it_is():
+    pcm = vowel((600, 1700))
+    assert torch.allclose(formants.moved(pcm, torch.zeros(1, len(formants.KNOTS))), pcm, atol=1e-5)
+
+
+@pytest.mark.parametrize("step", [0.15, -0.15])
+def test_formants_move_and_harmonics_stay(step):
+    pcm = vowel((1700,))
+    steps = torch.full((1, len(formants.KNOTS)), step)
+    steps[:, 0] = steps[:, -1] = 0
+    made = formants.moved(pcm, steps)
+    assert loudest(made, 1000, 2600) == pytest.approx(loudest(pcm, 1000, 2600) * 2.718281828**step, rel=0.03)
+    power = torch.fft.rfft(made[0, 0]).abs().square()  # bins of 1 Hz
+    near = (torch.arange(len(power)) + 2) % 125 < 5
+    assert power[near].sum() / power.sum() > 0.98
+
+
+def test_one_filter_serves_what_is_heard_and_what_is_wanted():
+    pcm = vowel((700, 1900))
+    steps = formants.draw(1, 0.1, torch.Generator().manual_seed(3))
+    made = formants.moved(torch.cat([pcm, 0.5 * pcm], 1), steps)
+    assert torch.allclose(made[:, 1], 0.5 * made[:, 0], atol=1e-5)
+
+
+def test_formants_keep_their_order():
+    steps = formants.draw(200, 0.12, torch.Generator().manual_seed(0))
+    assert (formants.source_bins(steps, 513).diff(dim=1) > 0).all()
+
+
+def test_tone_colour_has_its_decibels_at_its_knots():
+    knots = torch.tensor([[0.0, 6.0, -6.0, 0.0]])
+    factors = 20 * tone_colour(knots, 24001)[0].log10()
+    for place, wanted in zip((0, 1 / 9, 4 / 9, 1), knots[0], strict=True):
+        assert factors[round(place * 24000)] == pytest.approx(float(wanted), abs=0.1)
+
+
+def test_a_talkers_reference_keeps_its_tone_colour():
+    """A speaker vector that is told to leave the microphone out gave 15 to 30 % of a reference's tone colour back."""
+    torch.manual_seed(0)
+    pcm = vowel((600, 1700)).repeat(16, 1, 1)
+    made = roughen(pcm, 0.4, filters=False)
+    gain = (made * pcm).sum(-1, keepdim=True) / pcm.square().sum(-1, keepdim=True)
+    left = (made - gain * pcm).square().mean((1, 2)) / (gain * pcm).square().mean((1, 2))
+    assert left.max() < 0.02  # nothing but noise, at least 20 dB below
+    assert 1 <= (left > 1e-6).sum() < 8
