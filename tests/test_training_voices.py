@@ -11,6 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "assets/embedded/train"))
 import formants
 from corpus import roughen, tone_colour
+from sounds import Sound, coloured
 
 sys.path.pop(0)
 
@@ -80,3 +81,21 @@ def test_a_talkers_reference_keeps_its_tone_colour():
     left = (made - gain * pcm).square().mean((1, 2)) / (gain * pcm).square().mean((1, 2))
     assert left.max() < 0.02  # nothing but noise, at least 20 dB below
     assert 1 <= (left > 1e-6).sum() < 8
+
+
+def test_each_version_of_a_speaker_sounds_otherwise():
+    one, again, other = (Sound.drawn(40, "cpu", version) for version in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    assert not torch.equal(one.formants, other.formants) and not torch.equal(one.colour, other.colour)
+    assert 0 < (one.cut < 1e9).sum() < 20
+    pcm = vowel((600, 1700), 0.2).repeat(2, 2, 1)
+    made = one.of(torch.tensor([3, 4])).hear(pcm)
+    assert made.shape == pcm.shape and torch.allclose(made[:, 0], made[:, 1], atol=1e-5)
+    assert (made[0] - made[1]).square().mean() > 0.01 * pcm.square().mean()
+
+
+def test_a_microphone_that_hears_nothing_above_a_limit():
+    noise = torch.randn(1, 1, 24000, generator=torch.Generator().manual_seed(0))
+    made = coloured(noise, torch.zeros(1, 12), torch.tensor([4000.0]))
+    power = torch.fft.rfft(made[0, 0]).abs().square()
+    assert power[5000:].mean() < 1e-3 * power[:3000].mean()

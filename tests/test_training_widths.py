@@ -1,4 +1,4 @@
-"""Training goes on from smaller weights: a wider codec begins with the same sound (assets/embedded/train/widen.py)."""
+"""Weights that training goes on from or ends in: wider ones, and means of several (assets/embedded/train)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "assets/embedded/train"))
+from average import average
 from codec_model import Codec, export_state, import_state
 from widen import widened
 
@@ -36,3 +37,12 @@ def test_wider_layers_make_the_same_sound_and_codes(changes):
         assert sound.std() > 1e-4
         assert float((sound - same).abs().max()) < 1e-4 * float(sound.abs().max())
         assert float((new.encode(pcm) == codes).float().mean()) > 0.95  # near ties apart
+
+
+def test_average_is_of_decoders_with_the_same_codes_only():
+    one = {"decoder.a": torch.tensor([1.0, 2.0]).half(), "encoder.b": torch.tensor([3.0]).half()}
+    two = one | {"decoder.a": torch.tensor([3.0, 2.0]).half()}
+    assert average([one, two])["decoder.a"].tolist() == [2.0, 2.0]
+    assert average([one, two])["encoder.b"].tolist() == [3.0]
+    with pytest.raises(ValueError, match="different codes"):
+        average([one, two | {"encoder.b": torch.tensor([4.0]).half()}])

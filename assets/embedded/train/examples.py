@@ -22,7 +22,8 @@ class Examples(IterableDataset):
         clips = clip_table(corpus)
         codes = [np.load(Path(folder) / "codes.npz") for folder in corpus.split(",")]
         tokens = dict(np.load(pack / "tokens.npz"))
-        self.codes = np.concatenate([part["codes"] for part in codes]).astype(np.int64)
+        # int16 [versions, frames, groups], encode_corpus.py
+        self.codes = np.concatenate([part["codes"] for part in codes], 1)
         self.offset = np.cumsum(np.concatenate([[0], *[np.diff(part["offset"]) for part in codes]]))
         self.size = settings["codec"]["codebook_size"]
         self.speaker, self.start, self.samples = (clips[key] for key in ("speaker", "start", "samples"))
@@ -49,11 +50,12 @@ class Examples(IterableDataset):
             by_speaker.setdefault(int(self.speaker[clip]), []).append(int(clip))
         self.by_speaker = {who: np.array(clips) for who, clips in by_speaker.items()}
 
-    def clip_codes(self, clip: int) -> np.ndarray:
-        return self.codes[self.offset[clip] : self.offset[clip + 1]]
+    def clip_codes(self, clip: int, version: int = 0) -> np.ndarray:
+        return self.codes[version, self.offset[clip] : self.offset[clip + 1]].astype(np.int64)
 
     def example(self, clip: int, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], int]:
-        """-> rows, clip of the speaker encoder."""
+        """-> rows, clip of the speaker encoder. Both clips are of one version of their speaker."""
+        version = int(rng.integers(len(self.codes)))
         others = self.by_speaker.get(int(self.speaker[clip]), np.array([clip]))
         other = int(rng.choice(others))
         for _ in range(8):
@@ -64,13 +66,14 @@ class Examples(IterableDataset):
         context = layout.startswith("context")
         made = Example(
             self.text[clip],
-            self.clip_codes(clip),
+            self.clip_codes(clip, version),
             self.text[other] if context else None,
-            self.clip_codes(other) if context else None,
+            self.clip_codes(other, version) if context else None,
             "english" if rng.random() < self.t["language_tag"] else None,
             layout.endswith("streaming"),
         )
         rows = build(self.ids, made)
+        rows["version"] = np.array(version)
         rows["heard"] = rows["codes"].copy(), rows["codec"].copy()
         rows["phones"] = self.phones[clip].reshape(-1, 4)
         # The rows whose text is spoken in the frame that a row predicts: those its attention is led to.
@@ -150,5 +153,6 @@ class Examples(IterableDataset):
         batch["weight"] = fixed(np.ones(len(every), np.float32))
         other = np.array([other for _, other in group])
         batch["start"], batch["samples"] = self.start[other], self.samples[other]
+        batch["version"] = np.array([rows["version"] for rows, _ in group])
         batch["who"] = self.speaker[other].astype(np.int64)
         return {key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in batch.items()}

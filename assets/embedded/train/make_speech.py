@@ -16,15 +16,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-import formants
 import kokoro
 import numpy as np
 import phonemes
 import speech_pack
 import torch
-from corpus import tone_colour
+from sounds import Sound
 from torch import Tensor
 
 SETTINGS = speech_pack.SETTINGS
@@ -132,15 +130,6 @@ def played(wave: Tensor, factor: Tensor) -> Tensor:
     return out
 
 
-def coloured(wave: Tensor, knots: Tensor, cut: Tensor) -> Tensor:
-    """[B, C, N] through a filter of its own for each row: knots [B, K] in dB, low-pass at cut [B] in Hz."""
-    whole = 1 << (wave.shape[-1] - 1).bit_length()
-    spectrum = torch.fft.rfft(wave, whole)
-    frequency = torch.linspace(0, RATE / 2, spectrum.shape[-1], device=wave.device)
-    factors = tone_colour(knots, len(frequency)) * torch.sigmoid((cut[:, None] - frequency) / 100)
-    return torch.fft.irfft(spectrum * factors[:, None], whole)[..., : wave.shape[-1]]
-
-
 def trim_and_level(wave: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """[B, 2, N]: silence cut to a random short rest, beginning on a codec frame; same loudness for every clip ->
     (wave, first sample, end) by row."""
@@ -181,24 +170,6 @@ def bent_speakers(jobs: Jobs, versions: int) -> list[tuple[Tensor, Tensor]]:
     return out
 
 
-class Sound(NamedTuple):
-    """How the bent speakers sound besides, which their clips and references share: [speakers, ...] each."""
-
-    formants: Tensor  # [speakers, knots] of formants.py
-    colour: Tensor  # [speakers, knots] their microphones, in dB
-    cut: Tensor  # [speakers] Hz: for a share of them it hears nothing above
-
-    @classmethod
-    def drawn(cls, speakers: int, device: torch.device) -> Sound:
-        c, generator = SETTINGS["corpus"], torch.Generator().manual_seed(SETTINGS["corpus"]["seed"])
-        colour = c["colour_db"] * (2 * torch.rand(speakers, c["colour_knots"], generator=generator) - 1)
-        low, high = c["low_pass"]
-        cut = low + (high - low) * torch.rand(speakers, generator=generator)
-        cut[torch.rand(speakers, generator=generator) >= c["low_passed"]] = 1e9
-        steps = formants.draw(speakers, c["formants"], generator)
-        return cls(*(value.to(device) for value in (steps, colour, cut)))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, required=True)
@@ -234,8 +205,7 @@ def main() -> None:
         shift = version * len(jobs.pitch)  # added to the speakers' numbers
         wave = played(wave, factor)
         if version:
-            steps, colour, cut = (x[torch.from_numpy(jobs.speaker[group].astype(np.int64)) + shift] for x in sound)
-            wave = coloured(formants.moved(wave, steps), colour, cut)
+            wave = sound.of(torch.from_numpy(jobs.speaker[group].astype(np.int64)) + shift).hear(wave)
         wave, start, end = trim_and_level(wave, generator)
         finite = wave.isfinite().all((1, 2)) & (wave.abs().amax((1, 2)) > 1e-3)
         whole = (wave.clamp(-1, 1) * 32767).round().to(torch.int16)

@@ -22,6 +22,7 @@ from examples import Examples
 from profiling import profile
 from recording import Recorder
 from safetensors.torch import load_file, save_file
+from sounds import Sound
 from talker_model import Talker, export_state, import_state
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -32,10 +33,14 @@ SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("u
 
 
 class Trainer:
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, versions: int) -> None:
+        """versions: of each speaker (encode_corpus.py)."""
         self.args, self.t, self.device = args, SETTINGS["talker_training"], torch.device(args.device)
         self.corpus = Corpus(args.corpus, self.device)
-        speakers = int(self.corpus.speaker.max()) + 1
+        self.speakers = int(self.corpus.speaker.max()) + 1
+        sounds = [Sound.drawn(self.speakers, self.device, version) for version in range(1, versions)]
+        self.sounds = Sound(*(torch.cat(parts) for parts in zip(*sounds, strict=True))) if sounds else None
+        speakers = self.speakers * versions  # as many vectors to tell apart
         self.talker = Talker(SETTINGS, speakers, self.t["dropout"]).to(self.device)
         self.steps = 0
         saved: dict = {}
@@ -71,18 +76,24 @@ class Trainer:
                 group["lr"] = self.rate
         self.average = saved.get("average") or {k: v.detach().clone() for k, v in self.talker.named_parameters()}
 
+    @torch.no_grad()
     def references(self, batch: dict[str, Tensor], frames: int) -> Tensor:
-        """PCM [B, frames * 1920]: a random stretch of each clip, repeated where the clip is shorter."""
+        """PCM [B, frames * 1920]: a random stretch of each clip, repeated where the clip is shorter, as its version of
+        the speaker sounds."""
         length, start, samples = frames * FRAME, batch["start"], batch["samples"]
         shift = (torch.rand(len(start), device=self.device) * (samples - length).clamp(min=0)).long()
         index = (torch.arange(length, device=self.device)[None] + shift[:, None]) % samples[:, None]
-        return self.corpus.pcm[start[:, None] + index].float() / 32768
-
-    def losses(self, batch: dict[str, Tensor], frames: int) -> dict[str, Tensor]:
-        """batch on the device. frames: how much of its reference the speaker encoder hears."""
-        pcm = self.references(batch, frames)
+        pcm = self.corpus.pcm[start[:, None] + index].float() / 32768
+        if self.sounds:
+            rows = (batch["version"] - 1).clamp(min=0) * self.speakers + batch["who"]
+            otherwise = self.sounds.of(rows).hear(pcm[:, None])[:, 0].clamp(-1, 1)
+            pcm = torch.where(batch["version"][:, None] > 0, otherwise, pcm)
         if self.talker.training:
             pcm = roughen(pcm[:, None], 0.4, filters=False)[:, 0]
+        return pcm
+
+    def losses(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """batch on the device, with `references`."""
         weight = batch["weight"] / batch["weight"].sum()
 
         def mean(losses: Tensor) -> Tensor:
@@ -91,7 +102,7 @@ class Trainer:
 
         cuda = self.device.type == "cuda"
         with torch.autocast("cuda", dtype=torch.bfloat16) if cuda else nullcontext():
-            speaker = self.talker.speaker_encoder(mel_spectrogram(pcm))
+            speaker = self.talker.speaker_encoder(mel_spectrogram(batch["pcm"]))
             hidden = self.talker(batch, speaker).flatten(0, 1)
             logits = self.talker.codec_head(hidden)
             framed = hidden.index_select(0, batch["where"])
@@ -102,7 +113,7 @@ class Trainer:
         by_group = F.cross_entropy(parts.float().flatten(0, 1), batch["frames"][:, 1:].flatten(), reduction="none")
         by_group = by_group.unflatten(0, (-1, parts.shape[1]))
         log["groups"], log["by_group"] = mean(by_group), (by_group.detach() * weight[:, None]).sum(0)
-        log["speaker"] = self.talker.speaker_loss(speaker, batch["who"])
+        log["speaker"] = self.talker.speaker_loss(speaker, batch["version"] * self.speakers + batch["who"])
         return log
 
     def step(self, batch: dict[str, Tensor], progress: float) -> dict[str, Tensor]:
@@ -111,16 +122,19 @@ class Trainer:
         warm = min(1.0, (self.steps - self.first + 1) / t["warmup_steps"])
         curve = 0.5 * (1 + math.cos(math.pi * progress))
         self.rate.fill_(warm * (t["final_learning_rate"] + (t["learning_rate"] - t["final_learning_rate"]) * curve))
-        if length not in self.batches:
-            self.batches[length] = {key: value.to(self.device) for key, value in batch.items()}
-        for key, value in batch.items():
-            self.batches[length][key].copy_(value, non_blocking=True)
+        batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
         frames = t["reference_frames"][t["lengths"].index(length) % len(t["reference_frames"])]
+        batch["pcm"] = self.references(batch, frames)  # not in the recorded step: torch.istft cannot be recorded
+        if length not in self.batches:
+            self.batches[length] = {key: value.clone() for key, value in batch.items()}
+        placed = self.batches[length]
+        for key, value in batch.items():
+            placed[key].copy_(value)
         self.steps += 1
-        return self.recorder.run(length, lambda: self.once(self.batches[length], frames))
+        return self.recorder.run(length, lambda: self.once(placed))
 
-    def once(self, batch: dict[str, Tensor], frames: int) -> dict[str, Tensor]:
-        log = self.losses(batch, frames)
+    def once(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        log = self.losses(batch)
         loss = log["code0"] + sum(weight * log[name] for name, weight in self.t["weights"].items())
         self.adam.zero_grad(set_to_none=True)
         loss.backward()
@@ -138,10 +152,11 @@ class Trainer:
         own = {k: v.detach().clone() for k, v in self.talker.named_parameters()}
         self._put(self.average)
         placed = [{key: value.to(self.device) for key, value in batch.items()} for batch in batches]
-        logs = [self.losses(batch, 50) for batch in placed]
+        placed = [batch | {"pcm": self.references(batch, 50)} for batch in placed]
+        logs = [self.losses(batch) for batch in placed]
         for log, batch in zip(logs, placed, strict=True):
             # With the text of other clips: what the loss would be if the talker did not read.
-            log["unread"] = self.losses(batch | {"text": batch["text"].roll(1, 0)}, 50)["code0"]
+            log["unread"] = self.losses(batch | {"text": batch["text"].roll(1, 0)})["code0"]
         self._put(own)
         self.talker.train()
         mean = {
@@ -212,7 +227,7 @@ def main() -> None:
     )
     batches = iter(loader)
     first = next(batches)  # the workers start before the device is used
-    trainer = Trainer(args)
+    trainer = Trainer(args, len(data.codes))
     trainer.talker.train()
     if args.profile:
         profile(lambda: trainer.step(next(batches), 0.0))
