@@ -86,6 +86,8 @@ def test_a_talkers_reference_keeps_its_tone_colour():
 def test_each_version_of_a_speaker_sounds_otherwise():
     one, again, other = (Sound.drawn(40, "cpu", version) for version in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    fewer = Sound.drawn(7, "cpu", 1)  # as in a part of a corpus
+    assert all(torch.equal(a[:7], b) for a, b in zip(one, fewer, strict=True))
     assert not torch.equal(one.formants, other.formants) and not torch.equal(one.colour, other.colour)
     assert 0 < (one.cut < 1e9).sum() < 20
     pcm = vowel((600, 1700), 0.2).repeat(2, 2, 1)

@@ -12,7 +12,7 @@ from corpus import tone_colour
 from torch import Tensor
 
 SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
-RATE = formants.RATE
+RATE, MOST = formants.RATE, 16384  # speakers of one corpus
 
 
 def coloured(wave: Tensor, knots: Tensor, cut: Tensor) -> Tensor:
@@ -33,15 +33,18 @@ class Sound(NamedTuple):
 
     @classmethod
     def drawn(cls, speakers: int, device: torch.device | str, version: int = 0) -> Sound:
-        """Each version gives the same speakers other sounds."""
+        """Each version gives the same speakers other sounds. A speaker's do not depend on how many there are: parts of
+        a corpus, which are encoded apart, need not all have the last one."""
+        if speakers > MOST:
+            raise ValueError(f"{speakers} speakers, at most {MOST}: raise MOST")
         c = SETTINGS["corpus"]
         generator = torch.Generator().manual_seed(c["seed"] + 1000 * version)
-        colour = c["colour_db"] * (2 * torch.rand(speakers, c["colour_knots"], generator=generator) - 1)
+        colour = c["colour_db"] * (2 * torch.rand(MOST, c["colour_knots"], generator=generator) - 1)
         low, high = c["low_pass"]
-        cut = low + (high - low) * torch.rand(speakers, generator=generator)
-        cut[torch.rand(speakers, generator=generator) >= c["low_passed"]] = 1e9
-        steps = formants.draw(speakers, c["formants"], generator)
-        return cls(*(value.to(device) for value in (steps, colour, cut)))
+        cut = low + (high - low) * torch.rand(MOST, generator=generator)
+        cut[torch.rand(MOST, generator=generator) >= c["low_passed"]] = 1e9
+        steps = formants.draw(MOST, c["formants"], generator)
+        return cls(*(value[:speakers].to(device) for value in (steps, colour, cut)))
 
     def of(self, speakers: Tensor) -> Sound:
         """The rows of some of them: speakers [B]."""
