@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_formants_move_and_harmonics_stay(step):
     steps = torch.full((1, len(formants.KNOTS)), step)
     steps[:, 0] = steps[:, -1] = 0
     made = formants.moved(pcm, steps)
-    assert loudest(made, 1000, 2600) == pytest.approx(loudest(pcm, 1000, 2600) * 2.718281828**step, rel=0.03)
+    assert loudest(made, 1000, 2600) == pytest.approx(loudest(pcm, 1000, 2600) * math.exp(step), rel=0.03)
     power = torch.fft.rfft(made[0, 0]).abs().square()  # bins of 1 Hz
     near = (torch.arange(len(power)) + 2) % 125 < 5
     assert power[near].sum() / power.sum() > 0.98
@@ -73,7 +74,7 @@ def test_tone_colour_has_its_decibels_at_its_knots():
 
 
 def test_a_talkers_reference_keeps_its_tone_colour():
-    """A speaker vector that is told to leave the microphone out gave 15 to 30 % of a reference's tone colour back."""
+    """A speaker vector that is told to leave the microphone out gave at most 31 % of a reference's tone colour back."""
     torch.manual_seed(0)
     pcm = vowel((600, 1700)).repeat(16, 1, 1)
     made = roughen(pcm, 0.4, filters=False)

@@ -93,7 +93,7 @@ class Trainer:
         return pcm
 
     def losses(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """batch on the device, with `references`."""
+        """batch on the device; its `pcm` are `references`."""
         weight = batch["weight"] / batch["weight"].sum()
 
         def mean(losses: Tensor) -> Tensor:
