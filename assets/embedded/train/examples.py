@@ -84,12 +84,20 @@ class Examples(IterableDataset):
             rows["low"][first : first + frames] = rows["said"] + places.min(1)
             rows["high"][first : first + frames] = rows["said"] + places.max(1)
         if not self.held_back:
-            self._disturb(rows, len(made.codes), rng)
+            self._disturb(rows, len(made.codes), clip, rng)
         return rows, other
 
-    def _disturb(self, rows: dict, frames: int, rng: np.random.Generator) -> None:
-        """Wrong or hidden codes among the generated frames' inputs; what is to be predicted stays right."""
+    def _disturb(self, rows: dict, frames: int, clip: int, rng: np.random.Generator) -> None:
+        """Wrong or hidden codes among the generated frames' inputs; what is to be predicted stays right.
+
+        In a training example the frames before have the voice that is wanted, and it need not be looked for in the
+        reference; frames that the talker generated have it only as far as it listened. So some examples have said
+        the same, frame by frame, in the voice of another version so far.
+        """
         t, codec, codes = self.t, rows["codec"][-frames:], rows["codes"][-frames:]
+        if rng.random() < t["other_voice"]:
+            otherwise = self.clip_codes(clip, int(rng.integers(len(self.codes))))
+            codec[:], codes[:] = otherwise[:, 0], otherwise[:, 1:]
         if rng.random() < t["noisy_examples"]:
             wrong = rng.random((frames, codes.shape[1] + 1)) < t["noisy_codes"]
             random = rng.integers(self.size, size=wrong.shape)
