@@ -6,12 +6,14 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "assets/embedded/train"))
 import formants
 from corpus import roughen, tone_colour
+from examples import Examples
 from sounds import Sound, coloured
 
 sys.path.pop(0)
@@ -102,3 +104,22 @@ def test_a_microphone_that_hears_nothing_above_a_limit():
     made = coloured(noise, torch.zeros(1, 12), torch.tensor([4000.0]))
     power = torch.fft.rfft(made[0, 0]).abs().square()
     assert power[5000:].mean() < 1e-3 * power[:3000].mean()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_examples_that_have_spoken_in_another_voice_so_far(share):
+    """The frames before are another version's from end to end; what is to be predicted is none of this method's."""
+    quiet = {"noisy_examples": 0.0, "hidden_groups": 0.0, "hidden_frames": 0.0, "noisy_codes": 0.0}
+    examples = Examples.__new__(Examples)  # without a corpus
+    examples.t, examples.size, examples.offset = quiet | {"other_voice": share}, 1024, np.array([0, 5, 12])
+    examples.codes = np.arange(3 * 12 * 4, dtype=np.int16).reshape(3, 12, 4)
+    rng, wanted, seen = np.random.default_rng(0), examples.clip_codes(1, 2), set()
+    for _ in range(40):
+        rows = {"codec": np.append([9, 9], wanted[:, 0]), "codes": np.concatenate([np.full((2, 3), 9), wanted[:, 1:]])}
+        examples._disturb(rows, 7, 1, rng)
+        assert (rows["codec"][:2] == 9).all() and (rows["codes"][:2] == 9).all()
+        before = np.concatenate([rows["codec"][2:, None], rows["codes"][2:]], 1)
+        matching = {version for version in range(3) if (before == examples.clip_codes(1, version)).all()}
+        assert len(matching) == 1
+        seen |= matching
+    assert seen == ({0, 1, 2} if share else {2})

@@ -2,6 +2,7 @@
 
     python train_talker.py --corpus corpus --pack pack --out run --seconds 540 --end 0.7
     python train_talker.py --corpus corpus --pack pack --out run --seconds 240 --begin 0.7 --resume run/talker.pt
+    torchrun --nproc-per-node 2 train_talker.py ...    # on two GPUs (together.py)
 
 Needs corpus/codes.npz (encode_corpus.py). `--resume` also takes the shipped model-*.safetensors files (comma list).
 """
@@ -24,6 +25,7 @@ from recording import Recorder
 from safetensors.torch import load_file, save_file
 from sounds import Sound
 from talker_model import Talker, export_state, import_state
+from together import Together
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -33,9 +35,9 @@ SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("u
 
 
 class Trainer:
-    def __init__(self, args: argparse.Namespace, versions: int) -> None:
+    def __init__(self, args: argparse.Namespace, versions: int, together: Together) -> None:
         """versions: of each speaker (encode_corpus.py)."""
-        self.args, self.t, self.device = args, SETTINGS["talker_training"], torch.device(args.device)
+        self.args, self.t, self.together, self.device = args, SETTINGS["talker_training"], together, together.device
         self.corpus = Corpus(args.corpus, self.device)
         self.speakers = int(self.corpus.speaker.max()) + 1
         sounds = [Sound.drawn(self.speakers, self.device, version) for version in range(1, versions)]
@@ -74,6 +76,7 @@ class Trainer:
             self.adam.load_state_dict(saved["adam"])
             for group in self.adam.param_groups:
                 group["lr"] = self.rate
+        together.copy(self.talker.parameters())  # the vectors that tell speakers apart begin at random
         self.average = saved.get("average") or {k: v.detach().clone() for k, v in self.talker.named_parameters()}
 
     @torch.no_grad()
@@ -131,7 +134,9 @@ class Trainer:
         for key, value in batch.items():
             placed[key].copy_(value)
         self.steps += 1
-        return self.recorder.run(length, lambda: self.once(placed))
+        log = self.recorder.run(length, lambda: self.once(placed))
+        self.together.average(self.talker.parameters(), self.steps)
+        return log
 
     def once(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         log = self.losses(batch)
@@ -171,7 +176,9 @@ class Trainer:
 
     def save(self, validation: list[dict[str, Tensor]]) -> None:
         """Full state to --out; to --small, if they are the best so far on clips not trained on, the averaged weights in
-        two float16 files (each below 16 MB)."""
+        two float16 files (each below 16 MB). Of several the first one's, which are the others' too."""
+        if self.together.rank:
+            return
         found = self.validate(validation)
         print(f"validation after {self.steps} steps", found, flush=True)
         out, small = self.args.out, self.args.small
@@ -213,7 +220,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     args.small = args.small or args.out
-    torch.manual_seed(7 + int(args.begin * 1000))
+    together = Together(args.device)
+    torch.manual_seed(7 + int(args.begin * 1000) + 100_000 * together.rank)  # others learn from other examples
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for each shape: 160 ms a step
     data = Examples(SETTINGS, args.corpus, args.pack)
@@ -227,14 +235,15 @@ def main() -> None:
     )
     batches = iter(loader)
     first = next(batches)  # the workers start before the device is used
-    trainer = Trainer(args, len(data.codes))
+    trainer = Trainer(args, len(data.codes), together)
     trainer.talker.train()
     if args.profile:
         profile(lambda: trainer.step(next(batches), 0.0))
         return
-    began = shown = saved = time.time()
+    began = shown = time.time()
+    saved = 0.0
     start = trainer.steps
-    while (spent := time.time() - began) < args.seconds and trainer.steps - start < args.steps:
+    while (spent := together.agreed(time.time() - began)) < args.seconds and trainer.steps - start < args.steps:
         progress = args.begin + (args.end - args.begin) * spent / args.seconds
         log = trainer.step(first if trainer.steps == start else next(batches), progress)
         if trainer.steps % 200 == 0 or trainer.steps - start in (1, 20):
@@ -242,12 +251,14 @@ def main() -> None:
             if not math.isfinite(values["code0"]):
                 raise SystemExit(f"step {trainer.steps}: the loss is {values}; the last save is good")
             rate = (time.time() - shown) / 200 * 1000
-            print(f"{spent:.0f}s {trainer.steps} p{progress:.3f} {rate:.0f}ms {values}", flush=True)
+            if together.rank == 0:
+                print(f"{spent:.0f}s {trainer.steps} p{progress:.3f} {rate:.0f}ms {values}", flush=True)
             shown = time.time()
-        if time.time() - saved > args.save_every:
+        if spent - saved > args.save_every:
             trainer.save(validation)
-            saved = time.time()
+            saved = spent
     trainer.save(validation)
+    together.end()
 
 
 if __name__ == "__main__":
