@@ -16,8 +16,10 @@ from codec_losses import level_loss, mel_loss, wave_loss
 from codec_model import Codec
 from side_by_side import SideBySide
 from spread import sizes
+from talker_model import Talker
 
 RECIPE = Path(sys.path.pop(0))
+SETTINGS = yaml.safe_load((RECIPE / "settings.yaml").read_text("utf-8"))
 
 NOISE = 0.1 * torch.randn(2, 2, 1, 15360, generator=torch.Generator().manual_seed(0))
 
@@ -79,7 +81,7 @@ def test_losses_pull_in_their_shares_where_it_is_measured():
 def test_codes_learn_to_tell_the_mel_spectrum():
     """Steps of the encoder alone, from a random start: what the quantized vectors tell comes nearer to the spectrum."""
     torch.manual_seed(0)
-    settings = yaml.safe_load((RECIPE / "settings.yaml").read_text("utf-8"))["codec"]
+    settings = dict(SETTINGS["codec"])
     codec = Codec(settings)
     at = torch.arange(15360) / 24000
     pcm = torch.stack([0.2 * torch.sin(2 * torch.pi * f * at * (1 + at)) for f in (150, 400, 900, 2000)])[:, None]
@@ -101,3 +103,26 @@ def test_every_latent_stands_out_of_what_the_codebooks_leave():
     assert all(a > b for a, b in pairwise(every.tolist()))
     left = 0.024 * float(every.square().sum()) / len(every)  # measured (docs/measurements/embedded-voice.md)
     assert float(every[-1]) ** 2 > left
+
+
+def test_a_speaker_vector_learns_how_its_voice_says_each_phoneme():
+    torch.manual_seed(0)
+    talker = Talker(SETTINGS, speakers=2)
+    width, spread = SETTINGS["talker"]["hidden_size"], SETTINGS["codec"]["vq_dim"]
+    vectors = torch.nn.Parameter(0.1 * torch.randn(2, width))
+    sounds = torch.randn(2, 5, spread)  # of two voices and five phonemes
+    who, what = torch.randint(2, (400,)), torch.randint(5, (400,))
+    learning = [vectors, *talker.voice_phones.parameters(), *talker.voice_head.parameters()]
+    adam = torch.optim.Adam(learning, lr=3e-3)
+
+    def error(voices: torch.Tensor) -> torch.Tensor:
+        return talker.voice_losses(vectors[voices], what[:, None].expand(-1, 4), sounds[who, what]).mean()
+
+    before = float(error(who))
+    for _ in range(60):
+        adam.zero_grad()
+        error(who).backward()
+        adam.step()
+    assert before > 0.8
+    assert float(error(who)) < 0.1
+    assert float(error(1 - who)) > 1.0  # the other voice's vector does not tell it

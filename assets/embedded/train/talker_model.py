@@ -79,6 +79,8 @@ class Talker(nn.Module):
         # For training only: which speaker is heard, and what is said in the frame to come (4 x 20 ms).
         self.speaker_classes = nn.Parameter(torch.randn(speakers, width))
         self.phone_head = nn.Linear(width, 4 * 178)
+        self.voice_phones = nn.Embedding(178, 32)
+        self.voice_head = nn.Sequential(nn.Linear(width + 4 * 32, 384), nn.SiLU(), nn.Linear(384, codec["vq_dim"]))
         self.led: dict[int, dict[str, Tensor]] = {layer: {} for layer in settings["talker_training"]["led_layers"]}
         for layer, seen in self.led.items():
             attention = self.model.layers[layer].self_attn
@@ -119,6 +121,16 @@ class Talker(nn.Module):
         """hidden [N, width], phones [N, 4] -> [N, 4]: only the text tells them ahead, so this makes the talker read."""
         logits = self.phone_head(hidden).float().view(-1, 178)
         return F.cross_entropy(logits, phones.flatten(), reduction="none").view_as(phones)
+
+    def voice_losses(self, speaker: Tensor, phones: Tensor, latents: Tensor) -> Tensor:
+        """speaker [N, width], phones [N, 4], acoustic latents of unit spread [N, vq_dim] -> [N, vq_dim]: how far
+        the vector is from telling, by itself, how this voice sounds when it says these phonemes.
+
+        A voice is told by the spectral envelope of its sounds, moment by moment; the mean over a clip, which a vector
+        easily holds, is worth a third of that (embedded-voice.md, eleventh training).
+        """
+        x = torch.cat([speaker, self.voice_phones(phones).flatten(1).to(speaker.dtype)], -1)
+        return (self.voice_head(x).float() - latents).square()
 
     def lead_loss(self, low: Tensor, high: Tensor) -> Tensor:
         """The first head of each led layer shall look where the text to be spoken is: rows low .. high [B, L] (-1: not

@@ -1,7 +1,7 @@
 """Trains talker, code predictor and speaker encoder together for a given time.
 
-    python train_talker.py --corpus corpus --pack pack --out run --seconds 540 --end 0.7
-    python train_talker.py --corpus corpus --pack pack --out run --seconds 240 --begin 0.7 --resume run/talker.pt
+    python train_talker.py --corpus corpus --codec run/codec.safetensors --pack pack --out run --seconds 540 --end 0.7
+    python train_talker.py ... --seconds 240 --begin 0.7 --resume run/talker.pt
     torchrun --nproc-per-node 2 train_talker.py ...    # on two GPUs (together.py)
 
 Needs corpus/codes.npz (encode_corpus.py). `--resume` also takes the shipped model-*.safetensors files (comma list).
@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import yaml
+from codec_model import Codec
+from codec_model import import_state as import_codec
 from corpus import FRAME, Corpus, roughen
 from examples import Examples
 from profiling import profile
@@ -44,6 +46,10 @@ class Trainer:
         self.sounds = Sound(*(torch.cat(parts) for parts in zip(*sounds, strict=True))) if sounds else None
         speakers = self.speakers * versions  # as many vectors to tell apart
         self.talker = Talker(SETTINGS, speakers, self.t["dropout"]).to(self.device)
+        codec = Codec(SETTINGS["codec"])
+        import_codec(codec, load_file(args.codec))
+        self.tables = [table.detach().to(self.device) for table in codec.books[1].vectors()]
+        self.spread = torch.cat([table.var(0)[None] for table in self.tables]).sum(0).sqrt()
         self.steps = 0
         saved: dict = {}
         if args.resume and args.resume.endswith(".pt"):
@@ -95,6 +101,10 @@ class Trainer:
             pcm = roughen(pcm[:, None], 0.4, filters=False)[:, 0]
         return pcm
 
+    def latents(self, codes: Tensor) -> Tensor:
+        """codes [N, groups] -> what the acoustic groups add up to [N, vq_dim], of about unit spread."""
+        return sum(F.embedding(codes[:, g + 1], table) for g, table in enumerate(self.tables)) / self.spread
+
     def losses(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """batch on the device; its `pcm` are `references`."""
         weight = batch["weight"] / batch["weight"].sum()
@@ -110,8 +120,11 @@ class Trainer:
             logits = self.talker.codec_head(hidden)
             framed = hidden.index_select(0, batch["where"])
             parts = self.talker.predict(framed, batch["frames"])
+            told = speaker.index_select(0, batch["where"] // batch["text"].shape[1])  # of each frame's example
+            voice = self.talker.voice_losses(told, batch["phones"], self.latents(batch["frames"]))
         log = {"code0": F.cross_entropy(logits.float(), batch["target"].flatten(), ignore_index=-1)}
         log["lead"] = self.talker.lead_loss(batch["low"], batch["high"])
+        log["voice"] = mean(voice)
         log["phone"] = mean(self.talker.phone_losses(framed, batch["phones"]))
         by_group = F.cross_entropy(parts.float().flatten(0, 1), batch["frames"][:, 1:].flatten(), reduction="none")
         by_group = by_group.unflatten(0, (-1, parts.shape[1]))
@@ -166,7 +179,7 @@ class Trainer:
         self.talker.train()
         mean = {
             k: torch.stack([log[k] for log in logs]).mean(0)
-            for k in ("code0", "groups", "phone", "lead", "unread", "speaker", "by_group")
+            for k in ("code0", "groups", "phone", "lead", "unread", "speaker", "voice", "by_group")
         }
         return {k: [round(x, 3) for x in v.flatten().tolist()] for k, v in mean.items()}
 
@@ -205,6 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", required=True, help="folder with codes.npz, or several (comma list)")
     parser.add_argument("--pack", type=Path, required=True, help="folder with tokens.npz (bpe.py)")
+    parser.add_argument("--codec", type=Path, required=True, help="whose codes they are")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", type=Path, help="folder of the float16 weights; default: --out")
     parser.add_argument("--resume")
