@@ -118,11 +118,11 @@ def test_a_speaker_vector_learns_how_its_voice_says_each_phoneme():
     def error(voices: torch.Tensor) -> torch.Tensor:
         return talker.voice_losses(vectors[voices], what[:, None].expand(-1, 4), sounds[who, what]).mean()
 
-    before = float(error(who))
+    before = error(who).item()
     for _ in range(60):
         adam.zero_grad()
         error(who).backward()
         adam.step()
     assert before > 0.8
-    assert float(error(who)) < 0.1
-    assert float(error(1 - who)) > 1.0  # the other voice's vector does not tell it
+    assert error(who).item() < 0.1
+    assert error(1 - who).item() > 1.0  # the other voice's vector does not tell it
