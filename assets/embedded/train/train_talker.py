@@ -46,10 +46,10 @@ class Trainer:
         self.sounds = Sound(*(torch.cat(parts) for parts in zip(*sounds, strict=True))) if sounds else None
         speakers = self.speakers * versions  # as many vectors to tell apart
         self.talker = Talker(SETTINGS, speakers, self.t["dropout"]).to(self.device)
-        codec = Codec(SETTINGS["codec"])
-        import_codec(codec, load_file(args.codec))
-        self.tables = [table.detach().to(self.device) for table in codec.books[1].vectors()]
-        self.spread = torch.cat([table.var(0)[None] for table in self.tables]).sum(0).sqrt()
+        self.codec = Codec(SETTINGS["codec"])
+        import_codec(self.codec, load_file(args.codec))
+        self.codec.to(self.device)
+        self.spread = self.codec.books[1].vectors().var(1).sum(0).sqrt()
         self.steps = 0
         saved: dict = {}
         if args.resume and args.resume.endswith(".pt"):
@@ -103,7 +103,7 @@ class Trainer:
 
     def latents(self, codes: Tensor) -> Tensor:
         """codes [N, groups] -> what the acoustic groups add up to [N, vq_dim], of about unit spread."""
-        return sum(F.embedding(codes[:, g + 1], table) for g, table in enumerate(self.tables)) / self.spread
+        return self.codec.lookup(codes)[1] / self.spread
 
     def losses(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """batch on the device; its `pcm` are `references`."""
