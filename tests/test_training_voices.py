@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from engine.speaker import SpeakerEncoder
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "assets/embedded/train"))
 import formants
 from corpus import roughen, tone_colour
 from examples import Examples
+from set_apart import set_apart, share_kept
 from sounds import Sound, coloured
 
 sys.path.pop(0)
@@ -123,3 +126,25 @@ def test_examples_that_have_spoken_in_another_voice_so_far(share):
         assert len(matching) == 1
         seen |= matching
     assert seen == ({0, 1, 2} if share else {2})
+
+
+def test_share_kept_counts_only_what_comes_back_in_a_vectors_own_direction():
+    given = np.random.default_rng(0).standard_normal((400, 12)) + 3
+    noise = np.random.default_rng(1).standard_normal((400, 12))
+    assert share_kept(given, 0.7 * given + 0.2 * noise - 5) == pytest.approx(0.7, abs=0.02)
+    assert share_kept(given, noise) == pytest.approx(0.0, abs=0.04)
+
+
+def test_set_apart_scales_vectors_about_the_mean_and_nothing_else():
+    torch.manual_seed(0)
+    encoder = SpeakerEncoder({"enc_dim": 24, "enc_channels": [16, 16, 16, 16, 48], "enc_res2net_scale": 4}).eval()
+    own = {f"speaker_encoder.{name}": value for name, value in encoder.state_dict().items()}
+    clips = [vowel((r, 3 * r))[0, 0].numpy() for r in (300.0, 450.0, 700.0)]
+    before = np.stack([encoder.embed(pcm) for pcm in clips])
+    mean = before.mean(0)
+    moved = set_apart(own | {"talker.codec_head.weight": torch.ones(2)}, mean, 1.5)
+    assert torch.equal(moved.pop("talker.codec_head.weight"), torch.ones(2))
+    encoder.load_state_dict({name.removeprefix("speaker_encoder."): value for name, value in moved.items()})
+    after = np.stack([encoder.embed(pcm) for pcm in clips])
+    np.testing.assert_allclose(after - mean, 1.5 * (before - mean), atol=1e-4)
+    assert np.abs(before - mean).max() > 0.01
