@@ -18,6 +18,7 @@ from corpus import roughen, tone_colour
 from examples import Examples
 from set_apart import set_apart, share_kept
 from sounds import Sound, coloured
+from talker_model import Talker
 
 sys.path.pop(0)
 
@@ -114,12 +115,15 @@ def test_examples_that_have_spoken_in_another_voice_so_far(share):
     """The frames before are another version's from end to end; what is to be predicted is none of this method's."""
     quiet = {"noisy_examples": 0.0, "hidden_groups": 0.0, "hidden_frames": 0.0, "noisy_codes": 0.0}
     examples = Examples.__new__(Examples)  # without a corpus
-    examples.t, examples.size, examples.offset = quiet | {"other_voice": share}, 1024, np.array([0, 5, 12])
+    examples.t = quiet | {"other_voice": share, "own_voice": share}
+    examples.size, examples.offset = 1024, np.array([0, 5, 12])
     examples.codes = np.arange(3 * 12 * 4, dtype=np.int16).reshape(3, 12, 4)
     rng, wanted, seen = np.random.default_rng(0), examples.clip_codes(1, 2), set()
     for _ in range(40):
         rows = {"codec": np.append([9, 9], wanted[:, 0]), "codes": np.concatenate([np.full((2, 3), 9), wanted[:, 1:]])}
+        rows["own"] = np.zeros(9, bool)
         examples._disturb(rows, 7, 1, rng)
+        assert not rows["own"][:2].any() and (rows["own"][2:] == bool(share)).all()
         assert (rows["codec"][:2] == 9).all() and (rows["codes"][:2] == 9).all()
         before = np.concatenate([rows["codec"][2:, None], rows["codes"][2:]], 1)
         matching = {version for version in range(3) if (before == examples.clip_codes(1, version)).all()}
@@ -148,3 +152,51 @@ def test_set_apart_scales_vectors_about_the_mean_and_nothing_else():
     after = np.stack([encoder.embed(pcm) for pcm in clips])
     np.testing.assert_allclose(after - mean, 1.5 * (before - mean), atol=1e-4)
     assert np.abs(before - mean).max() > 0.01
+
+
+def small_talker() -> Talker:
+    """Random weights; two of its codes' groups and 16 of its codes, so that it fits a test."""
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    stack = layers | {"hidden_size": 32, "intermediate_size": 48, "rope_theta": 10000.0}
+    encoder = {"enc_dim": 32, "enc_channels": [16, 16, 16, 16, 48], "enc_res2net_scale": 4}
+    torch.manual_seed(0)
+    return Talker(
+        {
+            "talker": stack | {"text_vocab_size": 40, "text_hidden_size": 24},
+            "predictor": stack,
+            "codec": {"groups": 3, "codebook_size": 16, "vq_dim": 8},
+            "speaker_encoder": encoder,
+            "talker_training": {"led_layers": [0]},
+        },
+        speakers=4,
+        dropout=0.5,
+    )
+
+
+def test_what_the_talker_would_have_said_itself_takes_the_marked_frames_places():
+    talker, length, frames = small_talker().train(), 12, 5
+    one = torch.Generator().manual_seed(1)
+    codec, codes = torch.full((2, length), -1), torch.full((2, length, 2), -1)
+    codec[:, -frames:] = torch.randint(16, (2, frames), generator=one)
+    codes[:, -frames:] = torch.randint(16, (2, frames, 2), generator=one)
+    codec[1, -2], codes[1, -2] = -1, -1  # a frame that is hidden
+    own = torch.zeros(2, length, dtype=torch.bool)
+    own[1, -frames:] = True
+    where = (torch.tensor([[0], [length]]) + torch.arange(length - frames - 1, length - 1)).flatten()
+    batch = {"text": torch.randint(40, (2, length), generator=one), "codec": codec, "codes": codes, "own": own}
+    batch |= {"speaker": torch.zeros(2, length), "where": torch.cat([where, torch.zeros(3, dtype=torch.long)])}
+    speaker = torch.randn(2, 32, generator=one)
+    made = talker.drifted(batch, speaker)
+    assert talker.training and all(layer.training for layer in talker.model.layers)
+    assert torch.equal(made["codec"][0], codec[0]) and torch.equal(made["codes"][0], codes[0])
+    assert made["codec"][1, -2] == -1 and (made["codes"][1, -2] == -1).all()
+    with torch.no_grad():
+        states = talker.eval()(batch, speaker)[1]
+    for row in (length - 5, length - 4, length - 3, length - 1):
+        code = talker.codec_head(states[row - 1])[:16].argmax()
+        assert made["codec"][1, row] == code
+        so_far = [int(code)]
+        for group in range(2):  # the teacher-forced predictor, asked again after each of its own codes
+            full = torch.tensor([so_far + [0] * (3 - len(so_far))])
+            so_far.append(int(talker.predict(states[row - 1][None], full)[0, group].argmax()))
+        assert made["codes"][1, row].tolist() == so_far[1:]

@@ -76,6 +76,7 @@ class Examples(IterableDataset):
         rows["version"] = np.array(version)
         rows["heard"] = rows["codes"].copy(), rows["codec"].copy()
         rows["phones"] = self.phones[clip].reshape(-1, 4)
+        rows["own"] = np.zeros(len(rows["text"]), bool)
         # The rows whose text is spoken in the frame that a row predicts: those its attention is led to.
         places, frames = self.places[clip], len(made.codes)
         rows["low"], rows["high"] = np.full((2, len(rows["text"])), -1, np.int64)
@@ -92,12 +93,14 @@ class Examples(IterableDataset):
 
         In a training example the frames before have the voice that is wanted, and it need not be looked for in the
         reference; frames that the talker generated have it only as far as it listened. So some examples have said
-        the same, frame by frame, in the voice of another version so far.
+        the same, frame by frame, in the voice of another version so far; and in some the trainer puts what the talker
+        itself would have said in each frame (`own`).
         """
         t, codec, codes = self.t, rows["codec"][-frames:], rows["codes"][-frames:]
         if rng.random() < t["other_voice"]:
             otherwise = self.clip_codes(clip, int(rng.integers(len(self.codes))))
             codec[:], codes[:] = otherwise[:, 0], otherwise[:, 1:]
+        rows["own"][-frames:] = rng.random() < t["own_voice"]
         if rng.random() < t["noisy_examples"]:
             wrong = rng.random((frames, codes.shape[1] + 1)) < t["noisy_codes"]
             random = rng.integers(self.size, size=wrong.shape)
@@ -137,9 +140,10 @@ class Examples(IterableDataset):
         """Right-padded rows; and `predicted` of the frames to predict: row (flat), true codes, phones, weight (0: there
         were not as many). Shapes depend on `longest` alone, so that a step can be recorded."""
         batch: dict[str, np.ndarray] = {}
-        for key in ("text", "codec", "codes", "speaker", "target", "low", "high"):
+        for key in ("text", "codec", "codes", "speaker", "target", "low", "high", "own"):
             first = group[0][0][key]
-            batch[key] = np.full((len(group), longest, *first.shape[1:]), 0 if key == "speaker" else -1, first.dtype)
+            nothing = 0 if key in ("speaker", "own") else -1
+            batch[key] = np.full((len(group), longest, *first.shape[1:]), nothing, first.dtype)
             for i, (rows, _) in enumerate(group):
                 batch[key][i, : len(rows[key])] = rows[key]
         where, frames = [], []

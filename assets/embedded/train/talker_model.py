@@ -109,13 +109,43 @@ class Talker(nn.Module):
         x = F.dropout(self.embed(rows, speaker), self.dropout / 2, self.training)
         return self.model(inputs_embeds=x).last_hidden_state
 
+    def _predicted(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """hidden [N, width], codes [N, G] of groups 0 .. G - 1 -> the predictor's states [N, G, D] of groups 1 .. G."""
+        tables = [self.codec_embedding, *self.group_embedding]
+        parts = [hidden, *[F.embedding(c, t.weight) for c, t in zip(codes.T, tables, strict=False)]]
+        return self.predictor(inputs_embeds=self.to_predictor(torch.stack(parts, 1))).last_hidden_state[:, 1:]
+
     def predict(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """hidden [N, width], codes [N, groups] -> logits [N, groups - 1, size] of groups 1 .. (teacher forced)."""
-        parts = [hidden, F.embedding(codes[:, 0], self.codec_embedding.weight)]
-        parts += [F.embedding(codes[:, g + 1], self.group_embedding[g].weight) for g in range(self.groups - 2)]
-        x = self.to_predictor(torch.stack(parts, 1))
-        h = self.predictor(inputs_embeds=x).last_hidden_state[:, 1:]
+        h = self._predicted(hidden, codes[:, :-1])
         return torch.einsum("ngd,gvd->ngv", h, torch.stack([head.weight for head in self.heads]))
+
+    def complete(self, hidden: Tensor) -> Tensor:
+        """hidden [N, width] -> codes [N, groups]: of each frame what this talker would say, group by group the
+        likeliest."""
+        codes = self.codec_head(hidden)[:, : self.size].argmax(1, keepdim=True)
+        for head in self.heads:
+            codes = torch.cat([codes, head(self._predicted(hidden, codes)[:, -1]).argmax(1, keepdim=True)], 1)
+        return codes
+
+    @torch.no_grad()
+    def drifted(self, batch: dict[str, Tensor], speaker: Tensor) -> dict[str, Tensor]:
+        """The batch (examples.py) with what the talker would have said itself in those frames so far that `own` marks,
+        as in parallel scheduled sampling (arXiv 1906.04331): speaking by itself it hears nothing else."""
+        training = self.training
+        self.eval()
+        said = self.complete(self(batch, speaker).flatten(0, 1).index_select(0, batch["where"]))
+        self.train(training)
+        # Row r + 1 holds the frame that row r predicts; rows beyond `predicted` stay as they are.
+        every = torch.full((batch["codec"].numel(), self.groups), -1, device=said.device)
+        every = every.index_copy_(0, batch["where"] + 1, said).view(*batch["codec"].shape, -1)
+        every = torch.where(batch["own"][..., None], every, -1)
+
+        def heard(now: Tensor, own: Tensor) -> Tensor:
+            return torch.where((own >= 0) & (now >= 0), own, now)  # what is hidden stays hidden
+
+        codec, codes = heard(batch["codec"], every[..., 0]), heard(batch["codes"], every[..., 1:])
+        return batch | {"codec": codec, "codes": codes}
 
     def phone_losses(self, hidden: Tensor, phones: Tensor) -> Tensor:
         """hidden [N, width], phones [N, 4] -> [N, 4]: only the text tells them ahead, so this makes the talker read."""

@@ -105,8 +105,8 @@ class Trainer:
         """codes [N, groups] -> what the acoustic groups add up to [N, vq_dim], of about unit spread."""
         return self.codec.lookup(codes)[1] / self.spread
 
-    def losses(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """batch on the device; its `pcm` are `references`."""
+    def losses(self, batch: dict[str, Tensor], drifted: bool = False) -> dict[str, Tensor]:
+        """batch on the device; its `pcm` are `references`. drifted: after frames of the talker's own where marked."""
         weight = batch["weight"] / batch["weight"].sum()
 
         def mean(losses: Tensor) -> Tensor:
@@ -116,6 +116,8 @@ class Trainer:
         cuda = self.device.type == "cuda"
         with torch.autocast("cuda", dtype=torch.bfloat16) if cuda else nullcontext():
             speaker = self.talker.speaker_encoder(mel_spectrogram(batch["pcm"]))
+            if drifted:
+                batch = self.talker.drifted(batch, speaker)
             hidden = self.talker(batch, speaker).flatten(0, 1)
             logits = self.talker.codec_head(hidden)
             framed = hidden.index_select(0, batch["where"])
@@ -152,7 +154,7 @@ class Trainer:
         return log
 
     def once(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        log = self.losses(batch)
+        log = self.losses(batch, drifted=self.t["own_voice"] > 0)
         loss = log["code0"] + sum(weight * log[name] for name, weight in self.t["weights"].items())
         self.adam.zero_grad(set_to_none=True)
         loss.backward()
@@ -175,11 +177,13 @@ class Trainer:
         for log, batch in zip(logs, placed, strict=True):
             # With the text of other clips: what the loss would be if the talker did not read.
             log["unread"] = self.losses(batch | {"text": batch["text"].roll(1, 0)})["code0"]
+            # After frames of its own: what it loses by drifting.
+            log["astray"] = self.losses(batch | {"own": batch["codec"] >= 0}, drifted=True)["groups"]
         self._put(own)
         self.talker.train()
         mean = {
             k: torch.stack([log[k] for log in logs]).mean(0)
-            for k in ("code0", "groups", "phone", "lead", "unread", "speaker", "voice", "by_group")
+            for k in ("code0", "groups", "phone", "lead", "unread", "astray", "speaker", "voice", "by_group")
         }
         return {k: [round(x, 3) for x in v.flatten().tolist()] for k, v in mean.items()}
 
