@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "assets/embedded/train"))
-from average import average
+from average import average, average_talkers
 from codec_model import Codec, export_state, import_state
 from widen import widened
 
@@ -46,3 +47,20 @@ def test_average_is_of_decoders_with_the_same_codes_only():
     assert average([one, two])["encoder.b"].tolist() == [3.0]
     with pytest.raises(ValueError, match="different codes"):
         average([one, two | {"encoder.b": torch.tensor([4.0]).half()}])
+
+
+def test_the_mean_of_checkpoints_is_of_talkers_with_the_same_codec_only(tmp_path):
+    folders = [tmp_path / name for name in ("before", "after")]
+    for folder, value in zip(folders, (1.0, 4.0), strict=True):
+        (folder / "speech_tokenizer").mkdir(parents=True)
+        (folder / "speech_tokenizer/model.safetensors").write_bytes(b"one codec")
+        for part in (1, 2):
+            tensors = {f"talker.{part}": torch.tensor([value, part * value]).half()}
+            save_file(tensors, folder / f"model-0000{part}-of-00002.safetensors")
+    average_talkers(folders, tmp_path / "mean")
+    mean = load_file(tmp_path / "mean/model-00002-of-00002.safetensors")
+    assert mean["talker.2"].tolist() == [2.5, 5.0] and mean["talker.2"].dtype == torch.float16
+    assert (tmp_path / "mean/speech_tokenizer/model.safetensors").read_bytes() == b"one codec"
+    (folders[1] / "speech_tokenizer/model.safetensors").write_bytes(b"another")
+    with pytest.raises(ValueError, match="different codecs"):
+        average_talkers(folders, tmp_path / "none")

@@ -71,7 +71,7 @@ def main() -> None:
     given, heard = vectors(args.model, args.corpus, sentences)
     kept = share_kept(given, heard)
     factor = args.factor or 1 / kept
-    shutil.copytree(args.model, args.out, dirs_exist_ok=True)
+    shutil.copytree(args.model, args.out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("train"))
     for file in sorted(args.out.glob("model-*.safetensors")):
         weights = load_file(file)
         if WEIGHT in weights:
