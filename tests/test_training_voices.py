@@ -200,3 +200,7 @@ def test_what_the_talker_would_have_said_itself_takes_the_marked_frames_places()
             full = torch.tensor([so_far + [0] * (3 - len(so_far))])
             so_far.append(int(talker.predict(states[row - 1][None], full)[0, group].argmax()))
         assert made["codes"][1, row].tolist() == so_far[1:]
+    known = torch.tensor([[3, 5]])
+    assert talker.complete(states[:1], known)[0, :2].tolist() == [3, 5]
+    last = int(talker.predict(states[:1], torch.tensor([[3, 5, 0]]))[0, 1].argmax())
+    assert talker.complete(states[:1], known)[0, 2] == last

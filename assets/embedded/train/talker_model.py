@@ -120,11 +120,13 @@ class Talker(nn.Module):
         h = self._predicted(hidden, codes[:, :-1])
         return torch.einsum("ngd,gvd->ngv", h, torch.stack([head.weight for head in self.heads]))
 
-    def complete(self, hidden: Tensor) -> Tensor:
-        """hidden [N, width] -> codes [N, groups]: of each frame what this talker would say, group by group the
-        likeliest."""
-        codes = self.codec_head(hidden)[:, : self.size].argmax(1, keepdim=True)
-        for head in self.heads:
+    def complete(self, hidden: Tensor, known: Tensor | None = None) -> Tensor:
+        """hidden [N, width], known [N, k]: codes of the first k groups -> codes [N, groups]: of each frame what this
+        talker would say, group by group the likeliest."""
+        if known is None or not known.shape[1]:
+            known = self.codec_head(hidden)[:, : self.size].argmax(1, keepdim=True)
+        codes = known
+        for head in self.heads[codes.shape[1] - 1 :]:
             codes = torch.cat([codes, head(self._predicted(hidden, codes)[:, -1]).argmax(1, keepdim=True)], 1)
         return codes
 

@@ -28,18 +28,6 @@ from eval import similarity, speakers
 SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
 
 
-@torch.no_grad()
-def said_again(talker: Talker, codes: torch.Tensor, hidden: torch.Tensor, first: int) -> torch.Tensor:
-    """codes [frames, groups], hidden [frames, width]: the states that predict them -> codes whose groups from `first`
-    on are the likeliest, each after the groups before it."""
-    out = codes.clone()
-    if first == 0:
-        out[:, 0] = talker.codec_head(hidden)[:, : talker.size].argmax(1)
-    for group in range(max(first, 1), talker.groups):
-        out[:, group] = talker.predict(hidden, out)[:, group - 1].argmax(1)
-    return out
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=evaluate.ROOT / "assets/embedded")
@@ -69,8 +57,8 @@ def main() -> None:
         hidden = states[-len(codes) - 1 : -1]
         row = []
         for first in range(talker.groups, -1, -1):
-            made = said_again(talker, torch.from_numpy(codes).long(), hidden, first)
             with torch.no_grad():
+                made = talker.complete(hidden, torch.from_numpy(codes[:, :first]))
                 sound = codec.decoder(made.T[None])[0, 0].numpy()
             row.append(known.compare(name, sound, evaluate.RATE).whole)
         table.append(row)
