@@ -204,3 +204,23 @@ def test_what_the_talker_would_have_said_itself_takes_the_marked_frames_places()
     assert talker.complete(states[:1], known)[0, :2].tolist() == [3, 5]
     last = int(talker.predict(states[:1], torch.tensor([[3, 5, 0]]))[0, 1].argmax())
     assert talker.complete(states[:1], known)[0, 2] == last
+
+
+def test_codes_spoken_aloud_are_the_talkers_own_and_their_gradient_is_the_means():
+    talker = small_talker().train()
+    hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    books = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(3))
+    made = talker.spoken(hidden, books)
+    assert talker.training and made.shape == (5, 3, 8)
+    talker.eval()
+    with torch.no_grad():
+        codes = talker.complete(hidden)
+    for group in range(3):
+        torch.testing.assert_close(made[:, group], books[group][codes[:, group]])
+    (slope,) = torch.autograd.grad(made[0, 0, 0], hidden)
+    share = talker.codec_head(hidden)[0, :16].softmax(0)  # group 0 has no dropout before it
+    (wanted,) = torch.autograd.grad((share * books[0, :, 0]).sum(), hidden)
+    torch.testing.assert_close(slope, wanted)
+    assert slope[0].abs().sum() > 0 and slope[1:].abs().sum() == 0
+    last = torch.autograd.grad(talker.spoken(hidden, books)[1, 2].sum(), list(talker.heads.parameters()))
+    assert last[1].abs().sum() > 0  # the predictor learns as well

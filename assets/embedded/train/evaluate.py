@@ -63,6 +63,11 @@ def judge_sound(clips: list[tuple[str, np.ndarray]], references: dict[str, datas
         print(f"{name}: GE2E {likeness:.2f}, right voice {right:.2f}")
     scores = {"GE2E cosine": mean([c.whole for _, c in compared if c.whole is not None])}
     scores["right voice nearest"] = mean([float(c.nearest == own) for own, c in compared])
+    # Training may have listened to this one (voice_judge.py), so it is no judge of how alike they are.
+    trained = similarity.References(speakers.load("dvector"), {name: r.pcm() for name, r in references.items()})
+    compared = [(own, trained.compare(own, pcm, RATE)) for own, pcm in clips]
+    scores["d-vector cosine"] = mean([c.whole for _, c in compared if c.whole is not None])
+    scores["right voice nearest, d-vector"] = mean([float(c.nearest == own) for own, c in compared])
     for name, key in (("dnsmos", "ovrl"), ("distillmos", "")):
         predictor = mos.load(name)
         found = [mos.predict(predictor, pcm, RATE) for _, pcm in clips]
@@ -149,7 +154,7 @@ def main() -> None:
     args = parser.parse_args()
     scores = codec(args) if args.what == "codec" else speech(args)
     for name, value in scores.items():
-        print(f"{name:28s} {value:.3f}")
+        print(f"{name:30s} {value:.3f}")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class Examples(IterableDataset):
         rows["version"] = np.array(version)
         rows["heard"] = rows["codes"].copy(), rows["codec"].copy()
         rows["phones"] = self.phones[clip].reshape(-1, 4)
-        rows["own"] = np.zeros(len(rows["text"]), bool)
+        rows["own"], rows["hidden"] = np.zeros(len(rows["text"]), bool), np.zeros((), bool)
         # The rows whose text is spoken in the frame that a row predicts: those its attention is led to.
         places, frames = self.places[clip], len(made.codes)
         rows["low"], rows["high"] = np.full((2, len(rows["text"])), -1, np.int64)
@@ -107,8 +107,9 @@ class Examples(IterableDataset):
             codec[:] = np.where(wrong[:, 0], random[:, 0], codec)
             codes[:] = np.where(wrong[:, 1:], random[:, 1:], codes)
         if rng.random() < t["hidden_groups"]:
-            codes[:] = -1
+            rows["hidden"], codes[:] = np.ones((), bool), -1
         if rng.random() < t["hidden_frames"]:
+            rows["hidden"] = np.ones((), bool)
             lost = rng.random(frames) < 0.5
             codec[lost] = -1
             codes[lost] = -1
@@ -146,10 +147,13 @@ class Examples(IterableDataset):
             batch[key] = np.full((len(group), longest, *first.shape[1:]), nothing, first.dtype)
             for i, (rows, _) in enumerate(group):
                 batch[key][i, : len(rows[key])] = rows[key]
-        where, frames = [], []
+        where, frames, crops, cropped = [], [], [], self.t["judged_frames"]
         for i, (rows, _) in enumerate(group):
             predicting = np.flatnonzero((rows["target"] >= 0) & (rows["target"] < self.size))
             where.append(i * longest + predicting)
+            if len(predicting) >= cropped and not rows["hidden"]:  # heard as it will be when it speaks by itself
+                at = int(rng.integers(len(predicting) - cropped + 1))
+                crops.append(where[-1][at : at + cropped])
             codes, codec = rows["heard"]  # row r + 1 holds the frame that row r predicts
             frames.append(np.concatenate([codec[predicting + 1, None], codes[predicting + 1]], 1))
         every = np.concatenate(where)
@@ -163,6 +167,10 @@ class Examples(IterableDataset):
         batch["where"], batch["frames"] = fixed(every), fixed(np.concatenate(frames))
         batch["phones"] = fixed(np.concatenate([rows["phones"] for rows, _ in group]).astype(np.int64))
         batch["weight"] = fixed(np.ones(len(every), np.float32))
+        # Stretches of frames to be listened to: [judged, judged_frames] flat rows, -1 where there are too few.
+        batch["crops"] = np.full((self.t["judged"], cropped), -1, np.int64)
+        for row, crop in enumerate(rng.permutation(len(crops))[: self.t["judged"]]):
+            batch["crops"][row] = crops[crop]
         other = np.array([other for _, other in group])
         batch["start"], batch["samples"] = self.start[other], self.samples[other]
         batch["version"] = np.array([rows["version"] for rows, _ in group])

@@ -130,6 +130,19 @@ class Talker(nn.Module):
             codes = torch.cat([codes, head(self._predicted(hidden, codes)[:, -1]).argmax(1, keepdim=True)], 1)
         return codes
 
+    def spoken(self, hidden: Tensor, books: Tensor) -> Tensor:
+        """hidden [N, width], codebooks [groups, size, vq_dim] -> [N, groups, vq_dim]: the codes' vectors of what this
+        talker would say (`complete`), whose gradient is that of the mean over all codes (straight through)."""
+        training = self.training
+        self.eval()
+        with torch.no_grad():
+            codes = self.complete(hidden)
+        self.train(training)
+        logits = torch.cat([self.codec_head(hidden)[:, None, : self.size], self.predict(hidden, codes)], 1)
+        mean = torch.einsum("ngv,gvd->ngd", logits.float().softmax(-1), books)
+        chosen = torch.stack([F.embedding(c, book) for c, book in zip(codes.T, books, strict=True)], 1)
+        return chosen + mean - mean.detach()
+
     @torch.no_grad()
     def drifted(self, batch: dict[str, Tensor], speaker: Tensor) -> dict[str, Tensor]:
         """The batch (examples.py) with what the talker would have said itself in those frames so far that `own` marks,

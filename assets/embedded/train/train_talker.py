@@ -30,6 +30,7 @@ from talker_model import Talker, export_state, import_state
 from together import Together
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from voice_judge import VoiceJudge
 
 from engine.speaker import mel_spectrogram
 
@@ -48,7 +49,8 @@ class Trainer:
         self.talker = Talker(SETTINGS, speakers, self.t["dropout"]).to(self.device)
         self.codec = Codec(SETTINGS["codec"])
         import_codec(self.codec, load_file(args.codec))
-        self.codec.to(self.device)
+        self.codec.to(self.device).requires_grad_(False)
+        self.judge = VoiceJudge(args.judge).to(self.device) if args.judge else None
         self.spread = self.codec.books[1].vectors().var(1).sum(0).sqrt()
         self.steps = 0
         saved: dict = {}
@@ -86,9 +88,9 @@ class Trainer:
         self.average = saved.get("average") or {k: v.detach().clone() for k, v in self.talker.named_parameters()}
 
     @torch.no_grad()
-    def references(self, batch: dict[str, Tensor], frames: int) -> Tensor:
-        """PCM [B, frames * 1920]: a random stretch of each clip, repeated where the clip is shorter, as its version of
-        the speaker sounds."""
+    def with_references(self, batch: dict[str, Tensor], frames: int) -> dict[str, Tensor]:
+        """The batch with `pcm` [B, frames * 1920]: a random stretch of each clip, repeated where it is shorter, as its
+        version of the speaker sounds; and `wanted`, the judge's vectors of those of `crops`."""
         length, start, samples = frames * FRAME, batch["start"], batch["samples"]
         shift = (torch.rand(len(start), device=self.device) * (samples - length).clamp(min=0)).long()
         index = (torch.arange(length, device=self.device)[None] + shift[:, None]) % samples[:, None]
@@ -97,16 +99,29 @@ class Trainer:
             rows = (batch["version"] - 1).clamp(min=0) * self.speakers + batch["who"]
             otherwise = self.sounds.of(rows).hear(pcm[:, None])[:, 0].clamp(-1, 1)
             pcm = torch.where(batch["version"][:, None] > 0, otherwise, pcm)
+        if self.judge:
+            own = batch["crops"][:, 0].clamp(min=0) // batch["text"].shape[1]
+            batch = batch | {"wanted": self.judge(pcm.index_select(0, own))}
         if self.talker.training:
             pcm = roughen(pcm[:, None], 0.4, filters=False)[:, 0]
-        return pcm
+        return batch | {"pcm": pcm}
 
     def latents(self, codes: Tensor) -> Tensor:
         """codes [N, groups] -> what the acoustic groups add up to [N, vq_dim], of about unit spread."""
         return self.codec.lookup(codes)[1] / self.spread
 
+    def unlike(self, batch: dict[str, Tensor], hidden: Tensor) -> Tensor:
+        """How far what the talker would say in the `crops` sounds from the reference's speaker: 1 - cosine, mean."""
+        crops, (first, rest) = batch["crops"], (book.vectors() for book in self.codec.books)
+        framed = hidden.index_select(0, crops.clamp(min=0).flatten())
+        vectors = self.talker.spoken(framed, torch.cat([first, rest])).unflatten(0, crops.shape)
+        sound = self.codec.wave(self.codec.upsampled(vectors[:, :, 0], vectors[:, :, 1:].sum(2)))
+        heard = self.judge(sound[:, 0, self.t["judged_from"] * FRAME :].float())
+        there = (crops[:, 0] >= 0).float()
+        return ((1 - (heard * batch["wanted"]).sum(-1)) * there).sum() / there.sum().clamp(min=1)
+
     def losses(self, batch: dict[str, Tensor], drifted: bool = False) -> dict[str, Tensor]:
-        """batch on the device; its `pcm` are `references`. drifted: after frames of the talker's own where marked."""
+        """batch on the device, `with_references`. drifted: after frames of the talker's own where marked."""
         weight = batch["weight"] / batch["weight"].sum()
 
         def mean(losses: Tensor) -> Tensor:
@@ -118,12 +133,14 @@ class Trainer:
             speaker = self.talker.speaker_encoder(mel_spectrogram(batch["pcm"]))
             if drifted:
                 batch = self.talker.drifted(batch, speaker)
+                torch.clear_autocast_cache()  # of weights that were cast without gradients
             hidden = self.talker(batch, speaker).flatten(0, 1)
             logits = self.talker.codec_head(hidden)
             framed = hidden.index_select(0, batch["where"])
             parts = self.talker.predict(framed, batch["frames"])
             told = speaker.index_select(0, batch["where"] // batch["text"].shape[1])  # of each frame's example
             voice = self.talker.voice_losses(told, batch["phones"], self.latents(batch["frames"]))
+            unlike = self.unlike(batch, hidden) if self.judge else None
         log = {"code0": F.cross_entropy(logits.float(), batch["target"].flatten(), ignore_index=-1)}
         log["lead"] = self.talker.lead_loss(batch["low"], batch["high"])
         log["voice"] = mean(voice)
@@ -132,6 +149,8 @@ class Trainer:
         by_group = by_group.unflatten(0, (-1, parts.shape[1]))
         log["groups"], log["by_group"] = mean(by_group), (by_group.detach() * weight[:, None]).sum(0)
         log["speaker"] = self.talker.speaker_loss(speaker, batch["version"] * self.speakers + batch["who"])
+        if unlike is not None:
+            log["unlike"] = unlike
         return log
 
     def step(self, batch: dict[str, Tensor], progress: float) -> dict[str, Tensor]:
@@ -142,7 +161,7 @@ class Trainer:
         self.rate.fill_(warm * (t["final_learning_rate"] + (t["learning_rate"] - t["final_learning_rate"]) * curve))
         batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
         frames = t["reference_frames"][t["lengths"].index(length) % len(t["reference_frames"])]
-        batch["pcm"] = self.references(batch, frames)  # not in the recorded step: torch.istft cannot be recorded
+        batch = self.with_references(batch, frames)  # not in the recorded step: torch.istft cannot be recorded
         if length not in self.batches:
             self.batches[length] = {key: value.clone() for key, value in batch.items()}
         placed = self.batches[length]
@@ -155,7 +174,7 @@ class Trainer:
 
     def once(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         log = self.losses(batch, drifted=self.t["own_voice"] > 0)
-        loss = log["code0"] + sum(weight * log[name] for name, weight in self.t["weights"].items())
+        loss = log["code0"] + sum(weight * log[name] for name, weight in self.t["weights"].items() if name in log)
         self.adam.zero_grad(set_to_none=True)
         loss.backward()
         log["norm"] = nn.utils.clip_grad_norm_(self.talker.parameters(), 1.0)
@@ -172,19 +191,19 @@ class Trainer:
         own = {k: v.detach().clone() for k, v in self.talker.named_parameters()}
         self._put(self.average)
         placed = [{key: value.to(self.device) for key, value in batch.items()} for batch in batches]
-        placed = [batch | {"pcm": self.references(batch, 50)} for batch in placed]
+        placed = [self.with_references(batch, 50) for batch in placed]
         logs = [self.losses(batch) for batch in placed]
         for log, batch in zip(logs, placed, strict=True):
             # With the text of other clips: what the loss would be if the talker did not read.
             log["unread"] = self.losses(batch | {"text": batch["text"].roll(1, 0)})["code0"]
             # After frames of its own: what it loses by drifting.
-            log["astray"] = self.losses(batch | {"own": batch["codec"] >= 0}, drifted=True)["groups"]
+            again = self.losses(batch | {"own": batch["codec"] >= 0}, drifted=True)
+            log["astray"] = again["groups"]
+            if self.judge:
+                log["unlike_astray"] = again["unlike"]
         self._put(own)
         self.talker.train()
-        mean = {
-            k: torch.stack([log[k] for log in logs]).mean(0)
-            for k in ("code0", "groups", "phone", "lead", "unread", "astray", "speaker", "voice", "by_group")
-        }
+        mean = {k: torch.stack([log[k] for log in logs]).mean(0) for k in logs[0]}
         return {k: [round(x, 3) for x in v.flatten().tolist()] for k, v in mean.items()}
 
     def _put(self, values: dict[str, Tensor]) -> None:
@@ -205,6 +224,7 @@ class Trainer:
         torch.save(state | {"adam": self.adam.state_dict()}, out / "talker.pt.part")
         (out / "talker.pt.part").rename(out / "talker.pt")
         score = sum(found[name][0] for name in ("code0", "groups", "phone"))
+        score += self.t["weights"]["unlike"] * found["unlike"][0] if self.judge else 0.0
         if score >= self.best:
             return
         self.best = score
@@ -223,6 +243,7 @@ def main() -> None:
     parser.add_argument("--corpus", required=True, help="folder with codes.npz, or several (comma list)")
     parser.add_argument("--pack", type=Path, required=True, help="folder with tokens.npz (bpe.py)")
     parser.add_argument("--codec", type=Path, required=True, help="whose codes they are")
+    parser.add_argument("--judge", type=Path, help="weights of voice_judge.py: with the loss `unlike`")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", type=Path, help="folder of the float16 weights; default: --out")
     parser.add_argument("--resume")
@@ -241,7 +262,14 @@ def main() -> None:
     together = Together(args.device)
     torch.manual_seed(7 + int(args.begin * 1000) + 100_000 * together.rank)  # others learn from other examples
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
     torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for each shape: 160 ms a step
+    if args.judge and args.device == "cuda":
+        import snake  # Triton
+
+        from engine.codec.decoder import SnakeBeta
+
+        snake.fuse(SnakeBeta)
     data = Examples(SETTINGS, args.corpus, args.pack)
     validation = list(Examples(SETTINGS, args.corpus, args.pack, held_back=True, batches=6))
     loader = DataLoader(
