@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from spread import relative, respread, spread_loss
 from together import Together
 from torch import Tensor, nn
+from voice_judge import VoiceJudge, stranger
 
 SETTINGS = yaml.safe_load((Path(__file__).parent / "settings.yaml").read_text("utf-8"))
 
@@ -43,6 +44,7 @@ class Trainer:
         self.judge = Discriminators().to(self.device)
         self.judge.beside.enabled = args.side_by_side
         self.listener = Listener().to(self.device)
+        self.voice = VoiceJudge(args.voice_judge).to(self.device) if args.voice_judge else None
         self.average: dict[str, Tensor] | None = None
         self.knows_judge = False  # the discriminators have learnt on this decoder's sound
         self.steps = 0
@@ -241,6 +243,8 @@ class Trainer:
         log["level"] = level_loss(fake, real)
         with self.autocast():
             log |= heard(self.listener, real, fake, phones)
+        if self.voice:
+            log["stranger"] = stranger(self.voice, fake, real)
         if judged:
             log |= self._judge(fake, real)
         if measured:

@@ -1,12 +1,13 @@
-"""A last pass over the decoder alone: the right loudness in every band, everything else as it was. For a CPU.
+"""A last pass over the decoder alone: the right loudness and voice, everything else as it was. For a CPU.
 
     python polish_decoder.py --clips FOLDER --codec run/codec.safetensors --listener run/judge.safetensors \\
-        --out polished.safetensors --seconds 1500
+        --voice-judge dvector.safetensors --out polished.safetensors --seconds 1500
 
 FOLDER holds any speech (wav, flac, ogg, opus, or tar files of such). Adversarial training gives the decoder its
 texture, but left bands several dB too low, and a voice is told by its spectral envelope. Here no discriminator asks for
 anything: the mean power of 160 ms in mel bands is put right (`level_loss`), and the direction of the complex spectra
-stays what it was before (`texture_loss`), whatever their size.
+stays what it was before (`texture_loss`), whatever their size. `--voice-judge` (voice_judge.py) compares the decoded
+voice with the clip's; the codes stay as they are, and so does the talker.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from safetensors.torch import load_file, save_file
 from scipy.signal import resample_poly
 from side_by_side import SideBySide
 from torch import Tensor
+from voice_judge import VoiceJudge, stranger
 
 from engine.audio import load_audio
 from engine.errors import InvalidAudio
@@ -87,10 +89,11 @@ class Polish:
         self.codec, self.before = Codec(SETTINGS["codec"]), Codec(SETTINGS["codec"])
         for codec in (self.codec, self.before):
             import_state(codec, load_file(args.codec))
-        state = {k[9:]: v.float() for k, v in load_file(args.listener).items() if k.startswith("listener.")}
-        self.listener = Listener()
-        self.listener.load_state_dict(state)
-        self.listener.requires_grad_(False)
+        self.listener = Listener().requires_grad_(False) if args.listener else None
+        if self.listener:
+            state = {k[9:]: v.float() for k, v in load_file(args.listener).items() if k.startswith("listener.")}
+            self.listener.load_state_dict(state)
+        self.voice = VoiceJudge(args.voice_judge) if args.voice_judge else None
         self.rng = np.random.default_rng(SETTINGS["corpus"]["seed"])
         self.codes, self.clips = encoded(self.codec.eval(), args.clips, args.most, self.rng)
         self.tables = [table.detach() for book in self.codec.books for table in book.vectors()]
@@ -113,7 +116,7 @@ class Polish:
         for group in self.adam.param_groups:
             group["lr"] = P["learning_rate"] * curve * min(1.0, (self.steps + 1) / 20)
         codes, real = self.crops()
-        before, heard = SETTINGS["codec_training"]["context_frames"], SETTINGS["codec_training"]["judged_frames"]
+        before, heard = SETTINGS["codec_training"]["context_frames"], P["judged_frames"]
         at = int(self.rng.integers(P["crop_frames"] - before - heard + 1))
         vectors = [F.embedding(codes[..., group], table) for group, table in enumerate(self.tables)]
         real = real[..., (at + before) * FRAME : (at + before + heard) * FRAME]
@@ -126,9 +129,13 @@ class Polish:
 
         x, fake = decode(self.codec)
         with torch.no_grad():
-            was, wanted = decode(self.before)[1], self.listener(real)[0]
+            was = decode(self.before)[1]
         log = {"mel": mel_loss(fake, real, self.beside), "level": level_loss(fake, real)}
-        log |= {"unlike": unlike(wanted, self.listener(fake)[0]), "texture": texture_loss(fake, was)}
+        log["texture"] = texture_loss(fake, was)
+        if self.listener:
+            log["unlike"] = unlike(self.listener(real)[0], self.listener(fake)[0])
+        if self.voice:
+            log["stranger"] = stranger(self.voice, fake, real)
         if self.steps % 16 == 0:
             self.balance.measure(log, x)
         self.adam.zero_grad(set_to_none=True)
@@ -144,7 +151,8 @@ def main() -> None:
     parser.add_argument("--clips", type=Path, required=True)
     parser.add_argument("--most", type=int, default=1400, help="clips used")
     parser.add_argument("--codec", type=Path, required=True)
-    parser.add_argument("--listener", type=Path, required=True, help="judge.safetensors of the codec's training")
+    parser.add_argument("--listener", type=Path, help="judge.safetensors of the codec's training")
+    parser.add_argument("--voice-judge", type=Path, help="weights of voice_judge.py")
     parser.add_argument("--out", type=Path, required=True, help="a codec.safetensors")
     parser.add_argument("--seconds", type=float, required=True)
     args = parser.parse_args()

@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument(
         "--encoder-first", type=float, default=0.0, help="so many seconds without the decoder: what the codes tell"
     )
+    parser.add_argument("--voice-judge", type=Path, help="weights of voice_judge.py: with the loss `stranger`")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--begin", type=float, default=0.0)

@@ -50,7 +50,7 @@ class Trainer:
         self.codec = Codec(SETTINGS["codec"])
         import_codec(self.codec, load_file(args.codec))
         self.codec.to(self.device).requires_grad_(False)
-        self.judge = VoiceJudge(args.judge).to(self.device) if args.judge else None
+        self.judge = VoiceJudge(args.voice_judge).to(self.device) if args.voice_judge else None
         self.spread = self.codec.books[1].vectors().var(1).sum(0).sqrt()
         self.steps = 0
         saved: dict = {}
@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--corpus", required=True, help="folder with codes.npz, or several (comma list)")
     parser.add_argument("--pack", type=Path, required=True, help="folder with tokens.npz (bpe.py)")
     parser.add_argument("--codec", type=Path, required=True, help="whose codes they are")
-    parser.add_argument("--judge", type=Path, help="weights of voice_judge.py: with the loss `unlike`")
+    parser.add_argument("--voice-judge", type=Path, help="weights of voice_judge.py: with the loss `unlike`")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", type=Path, help="folder of the float16 weights; default: --out")
     parser.add_argument("--resume")
@@ -264,7 +264,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for each shape: 160 ms a step
-    if args.judge and args.device == "cuda":
+    if args.voice_judge and args.device == "cuda":
         import snake  # Triton
 
         from engine.codec.decoder import SnakeBeta

@@ -2,8 +2,9 @@
 
     python voice_judge.py --onnx dvector.onnx --out dvector.safetensors       # `python -m eval fetch` gets dvector.onnx
 
-The talker is trained to be taken for its reference's speaker by this encoder (`unlike` in train_talker.py). The scores
-of evaluate.py come from another one (GE2E), which training never sees.
+The talker is trained to be taken for its reference's speaker by this encoder (`unlike` in train_talker.py), and the
+codec's decoder for the speaker of what it decodes (`stranger`). The scores of evaluate.py come from another one (GE2E),
+which training never sees.
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ class VoiceJudge(nn.Module):
             _, (last, _) = self.lstm(windows.flatten(0, 1))
             each = F.normalize(self.project(last[-1]), dim=-1).unflatten(0, windows.shape[:2])
             return F.normalize(each.mean(1), dim=-1)
+
+
+def stranger(judge: VoiceJudge, fake: Tensor, real: Tensor) -> Tensor:
+    """How far decoded speech sounds from the speaker of what it says: 1 - cosine, mean. PCM [B, 1, N]."""
+    with torch.no_grad():
+        wanted = judge(real[:, 0])
+    return (1 - (judge(fake[:, 0]) * wanted).sum(-1)).mean()
 
 
 def gates(x: Tensor) -> Tensor:
