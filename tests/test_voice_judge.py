@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import librosa
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "assets/embedded/train"))
 import voice_judge
@@ -52,16 +54,19 @@ def test_an_int8_lstm_becomes_the_same_one_in_torch():
     np.testing.assert_allclose(found, numpy_lstm(x, w, r, arrays["b"][0]), atol=1e-5)
 
 
-def test_the_voice_judge_hears_what_the_d_vector_of_the_scores_hears(tmp_path):
-    """Its front end, and windows; the weights are random ones."""
-    import librosa
-    from safetensors.torch import save_file
-
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    """With random weights."""
+    file = tmp_path_factory.mktemp("judge") / "dvector.safetensors"
     torch.manual_seed(0)
     shell = {"lstm": torch.nn.LSTM(40, 768, 3, batch_first=True), "project": torch.nn.Linear(768, 256)}
     weights = {f"{part}.{name}": value for part, module in shell.items() for name, value in module.state_dict().items()}
-    save_file(weights, tmp_path / "dvector.safetensors")
-    judge = voice_judge.VoiceJudge(tmp_path / "dvector.safetensors")
+    save_file(weights, file)
+    return voice_judge.VoiceJudge(file)
+
+
+def test_the_voice_judge_hears_what_the_d_vector_of_the_scores_hears(judge):
+    """Its front end, and windows."""
     pcm = vowel()
     at16k = librosa.resample(pcm[0].numpy(), orig_sr=24000, target_sr=16000)
     recipe = {"sr": 16000, "n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 40, "window": "hamming"}
@@ -74,3 +79,14 @@ def test_the_voice_judge_hears_what_the_d_vector_of_the_scores_hears(tmp_path):
     assert vector.shape == (1, 256) and vector.norm().item() == pytest.approx(1, abs=1e-5)
     vector[0, 0].backward()
     assert pcm.grad.abs().sum() > 0 and not any(p.requires_grad for p in judge.parameters())
+
+
+def test_decoded_speech_is_no_stranger_to_itself_and_is_pulled_towards_its_speaker(judge):
+    real = vowel()[None]
+    assert voice_judge.stranger(judge, real, real).item() == pytest.approx(0, abs=1e-5)
+    fake = (0.5 * real + 0.1 * torch.randn(real.shape, generator=torch.Generator().manual_seed(4))).requires_grad_()
+    before = voice_judge.stranger(judge, fake, real)
+    assert before.item() > 1e-4
+    (slope,) = torch.autograd.grad(before, fake)
+    nearer = (fake - 1e-3 * slope / slope.abs().max()).detach()
+    assert voice_judge.stranger(judge, nearer, real) < before
