@@ -132,6 +132,37 @@ def test_examples_that_have_spoken_in_another_voice_so_far(share):
     assert seen == ({0, 1, 2} if share else {2})
 
 
+def test_only_whole_stretches_of_examples_that_hide_nothing_are_listened_to():
+    examples = Examples.__new__(Examples)  # without a corpus
+    examples.t, examples.size = {"judged_frames": 4, "judged": 3, "predicted": 20}, 1024
+    examples.start, examples.samples = np.arange(3), np.full(3, 9600)
+    examples.speaker = np.array([5, 6, 7])
+
+    def rows(frames: int, hidden: bool) -> dict:
+        """Two rows of prompt, then the frames; the row before a frame predicts it."""
+        length, codes = frames + 2, np.arange(3 * (frames + 2)).reshape(-1, 3)
+        target = np.full(length, -1)
+        target[1:-1], target[-1] = codes[2:, 0], 2000
+        made = {key: np.zeros(length, np.int64) for key in ("text", "low", "high")}
+        made |= {"codec": codes[:, 0], "codes": codes[:, 1:], "target": target, "own": np.zeros(length, bool)}
+        made |= {"heard": (codes[:, 1:], codes[:, 0]), "phones": np.zeros((frames, 4), np.int64)}
+        made["speaker"], made["version"], made["hidden"] = np.zeros(length, np.float32), np.array(0), np.array(hidden)
+        return made
+
+    group = [(rows(6, True), 0), (rows(3, False), 1), (rows(7, False), 2)]
+    seen = set()
+    for seed in range(20):
+        batch = examples.collate(group, 10, np.random.default_rng(seed))
+        crop, *nothing = batch["crops"].tolist()
+        assert nothing == [[-1] * 4] * 2
+        assert crop == list(range(crop[0], crop[0] + 4)) and crop[0] // 10 == 2
+        seen.add(crop[0] - 20)
+        # Frame r + 1 of the example is what row r predicts.
+        at = [batch["where"].tolist().index(row) for row in crop]
+        assert (batch["frames"][at, 0] == batch["codec"].flatten()[torch.tensor(crop) + 1]).all()
+    assert seen == {1, 2, 3, 4}
+
+
 def test_share_kept_counts_only_what_comes_back_in_a_vectors_own_direction():
     given = np.random.default_rng(0).standard_normal((400, 12)) + 3
     noise = np.random.default_rng(1).standard_normal((400, 12))

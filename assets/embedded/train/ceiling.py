@@ -2,8 +2,9 @@
 
     python ceiling.py --onnx kokoro-f32.onnx --voices-dir voices           # from the project's root
 
-No talker can sound more like its reference than this. (A clip of the reference's own words flatters: GE2E hears the
-words as well, 0.855 of 0.785.) Also how far the codec's mean power lies from the speech's in each band.
+A talker that says what it is trained to say sounds as much like its reference as this. (A clip of the reference's own
+words flatters, as GE2E hears the words, too: 0.855 where other words had 0.785.) Also how far the codec's mean power
+lies from the speech's in each band.
 """
 
 from __future__ import annotations

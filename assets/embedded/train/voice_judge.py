@@ -2,7 +2,7 @@
 
     python voice_judge.py --onnx dvector.onnx --out dvector.safetensors       # `python -m eval fetch` gets dvector.onnx
 
-The talker is trained to be taken for its reference's speaker by this encoder (`unlike` in train_talker.py), and the
+The talker is trained to be taken for its reference's speaker by this encoder (`unlike` in talker_trainer.py), and the
 codec's decoder for the speaker of what it decodes (`stranger`). The scores of evaluate.py come from another one (GE2E),
 which training never sees.
 """
