@@ -146,7 +146,9 @@ def test_only_whole_stretches_of_examples_that_hide_nothing_are_listened_to():
         made = {key: np.zeros(length, np.int64) for key in ("text", "low", "high")}
         made |= {"codec": codes[:, 0], "codes": codes[:, 1:], "target": target, "own": np.zeros(length, bool)}
         made |= {"heard": (codes[:, 1:], codes[:, 0]), "phones": np.zeros((frames, 4), np.int64)}
-        made["speaker"], made["version"], made["hidden"] = np.zeros(length, np.float32), np.array(0), np.array(hidden)
+        made["speaker"], made["version"] = np.zeros(length, np.float32), np.array(0)
+        if hidden:
+            made["codes"] = np.where(np.arange(length)[:, None] == 4, -1, made["codes"])  # one frame
         return made
 
     group = [(rows(6, True), 0), (rows(3, False), 1), (rows(7, False), 2)]

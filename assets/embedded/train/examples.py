@@ -76,7 +76,7 @@ class Examples(IterableDataset):
         rows["version"] = np.array(version)
         rows["heard"] = rows["codes"].copy(), rows["codec"].copy()
         rows["phones"] = self.phones[clip].reshape(-1, 4)
-        rows["own"], rows["hidden"] = np.zeros(len(rows["text"]), bool), np.zeros((), bool)
+        rows["own"] = np.zeros(len(rows["text"]), bool)
         # The rows whose text is spoken in the frame that a row predicts: those its attention is led to.
         places, frames = self.places[clip], len(made.codes)
         rows["low"], rows["high"] = np.full((2, len(rows["text"])), -1, np.int64)
@@ -107,9 +107,8 @@ class Examples(IterableDataset):
             codec[:] = np.where(wrong[:, 0], random[:, 0], codec)
             codes[:] = np.where(wrong[:, 1:], random[:, 1:], codes)
         if rng.random() < t["hidden_groups"]:
-            rows["hidden"], codes[:] = np.ones((), bool), -1
+            codes[:] = -1
         if rng.random() < t["hidden_frames"]:
-            rows["hidden"] = np.ones((), bool)
             lost = rng.random(frames) < 0.5
             codec[lost] = -1
             codes[lost] = -1
@@ -151,7 +150,8 @@ class Examples(IterableDataset):
         for i, (rows, _) in enumerate(group):
             predicting = np.flatnonzero((rows["target"] >= 0) & (rows["target"] < self.size))
             where.append(i * longest + predicting)
-            if len(predicting) >= cropped and not rows["hidden"]:  # heard as it will be when it speaks by itself
+            shown = (rows["codes"][predicting + 1] >= 0).all()  # nothing hidden: as it will be when it speaks by itself
+            if len(predicting) >= cropped and shown:
                 at = int(rng.integers(len(predicting) - cropped + 1))
                 crops.append(where[-1][at : at + cropped])
             codes, codec = rows["heard"]  # row r + 1 holds the frame that row r predicts

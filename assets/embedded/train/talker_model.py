@@ -6,6 +6,9 @@ rotary positions are always equal, which is plain rotary embedding.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -130,27 +133,30 @@ class Talker(nn.Module):
             codes = torch.cat([codes, head(self._predicted(hidden, codes)[:, -1]).argmax(1, keepdim=True)], 1)
         return codes
 
-    def spoken(self, hidden: Tensor, books: Tensor) -> Tensor:
-        """hidden [N, width], codebooks [groups, size, vq_dim] -> [N, groups, vq_dim]: the codes' vectors of what this
-        talker would say (`complete`), whose gradient is that of the mean over all codes (straight through)."""
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Without dropout and gradients: what it would say, not what it learns."""
         training = self.training
         self.eval()
         with torch.no_grad():
-            codes = self.complete(hidden)
+            yield
         self.train(training)
+
+    def spoken(self, hidden: Tensor, books: Tensor) -> Tensor:
+        """hidden [N, width], codebooks [groups, size, vq_dim] -> [N, groups, vq_dim]: the codes' vectors of what this
+        talker would say (`complete`), whose gradient is that of the mean over all codes (straight through)."""
+        with self.at_rest():
+            codes = self.complete(hidden)
         logits = torch.cat([self.codec_head(hidden)[:, None, : self.size], self.predict(hidden, codes)], 1)
         mean = torch.einsum("ngv,gvd->ngd", logits.float().softmax(-1), books)
         chosen = torch.stack([F.embedding(c, book) for c, book in zip(codes.T, books, strict=True)], 1)
         return chosen + mean - mean.detach()
 
-    @torch.no_grad()
     def drifted(self, batch: dict[str, Tensor], speaker: Tensor) -> dict[str, Tensor]:
         """The batch (examples.py) with what the talker would have said itself in those frames so far that `own` marks,
         as in parallel scheduled sampling (arXiv 1906.04331): speaking by itself it hears nothing else."""
-        training = self.training
-        self.eval()
-        said = self.complete(self(batch, speaker).flatten(0, 1).index_select(0, batch["where"]))
-        self.train(training)
+        with self.at_rest():
+            said = self.complete(self(batch, speaker).flatten(0, 1).index_select(0, batch["where"]))
         # Row r + 1 holds the frame that row r predicts; rows beyond `predicted` stay as they are.
         every = torch.full((batch["codec"].numel(), self.groups), -1, device=said.device)
         every = every.index_copy_(0, batch["where"] + 1, said).view(*batch["codec"].shape, -1)

@@ -50,7 +50,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for each shape: 160 ms a step
-    if args.voice_judge and args.device == "cuda":
+    if args.voice_judge and args.device == "cuda" and not args.plain:
         import snake  # Triton
 
         snake.fuse(SnakeBeta)
