@@ -1,9 +1,10 @@
 """Where the engine's time goes on a CUDA machine: each part of the engine's thread, and of submitting, per cell.
 
-    python3 -m tests.gpu.check_loop [--model dummy:1.7b-base] [--streams 1,16,32,64] [--profile 32] [--trace FILE]
+    python3 -m tests.gpu.check_loop [--model dummy:1.7b-base] [--streams 1,16,32,64] [--profile 32] [--timeline 1,64]
 
 Times are exclusive: what a part calls is counted there. `talker.step` holds the wait for the GPU; `idle` is the
-thread with nothing to do. The cell named by --profile runs once more under cProfile, engine thread only.
+thread with nothing to do. The cell named by --profile runs once more under cProfile, engine thread only; those of
+--timeline once more with every kernel recorded (timeline.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from engine.loop import EngineLoop
 from engine.prompt import PromptBuilder
 from engine.talker.talker import Talker
 from engine.watchdog import Watchdog
+from tests.gpu import timeline
 from tests.gpu.check_engine import cell, random_voice
 
 PARTS: tuple[tuple[type, str, str], ...] = (
@@ -127,6 +129,7 @@ def main() -> None:
     parser.add_argument("--streams", default="1,16,32,64")
     parser.add_argument("--frames", type=int, default=50)
     parser.add_argument("--profile", type=int, default=32, help="streams of the profiled cell; 0: none")
+    parser.add_argument("--timeline", default="", help="streams of the cells whose kernels are recorded, e.g. 1,64")
     parser.add_argument("--trace", help="also write the engine's trace here")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
@@ -136,7 +139,8 @@ def main() -> None:
     settings = {key: yaml.safe_load(value) for key, _, value in (item.partition("=") for item in args.set)}
     if args.trace:
         settings["trace"] = args.trace
-    settings.setdefault("talker.max_num_seqs", max(*counts, args.profile))
+    recorded = [int(n) for n in args.timeline.split(",") if n]
+    settings.setdefault("talker.max_num_seqs", max(*counts, args.profile, *recorded))
     clock = Clock()
     for owner, method, name in PARTS:
         clock.wrap(owner, method, name)
@@ -156,6 +160,12 @@ def main() -> None:
                 figures = cell(engine, voices, streams, args.frames)
                 wall = time.perf_counter() - before
             report(clock, figures, wall)  # the second: everything is warm
+        for streams in recorded:
+            before = engine.metrics()["talker_steps"]
+            kernels = timeline.record(functools.partial(cell, engine, voices, streams, args.frames))
+            print(f"result timeline of {streams} streams")
+            for line in timeline.report(kernels, int(engine.metrics()["talker_steps"] - before)):
+                print("result  ", line, flush=True)
         if args.profile:
             switch.wanted = True
             figures = cell(engine, voices, args.profile, args.frames)
