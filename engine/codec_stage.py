@@ -82,9 +82,7 @@ class CodecStage:
         order and shares a launch with what comes due meanwhile; on the device it would wait in the order in which it
         came, a launch for every one or two streams.
 
-        `wait` waits for the device, until nothing is due: right when the talker has nothing to do meanwhile. Otherwise
-        a first chunk under way is waited for a little, as the device is busy with the talker's next step anyway, and a
-        chunk that comes during that step would be handed out after it.
+        `wait` waits for the device, until nothing is due: right when the talker has nothing to do meanwhile.
         """
         yield from self._collect()
         while True:
@@ -95,20 +93,22 @@ class CodecStage:
             if not wait or not self._launched:
                 break
             yield from self._collect(wait=True)
-        if self._wait_for_first():
-            yield from self._collect()
 
-    def _wait_for_first(self) -> bool:
-        """Whether a first chunk under way came in time."""
-        firsts = [launch.decoded for launch in self._launched if any(job.chunks == 0 for job in launch.jobs)]
-        if not firsts or len(self._jobs) > FIRST_WAIT_STREAMS:
-            return False
-        until = time.monotonic() + self._first_wait_s
-        while not firsts[0].ready:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(5e-5)
-        return True
+    @property
+    def under_way(self) -> bool:
+        """Whether the device has launches that were not collected."""
+        return bool(self._launched)
+
+    def first_until(self) -> float:
+        """Until when a first chunk under way is worth waiting for, in monotonic seconds; 0.0: there is none.
+
+        The device is busy with the talker's step anyway, and a chunk that comes while the host waits for that one would
+        be handed out after it.
+        """
+        if len(self._jobs) > FIRST_WAIT_STREAMS:
+            return 0.0
+        firsts = (launch.at for launch in self._launched if any(job.chunks == 0 for job in launch.jobs))
+        return max((at + self._first_wait_s for at in firsts), default=0.0)
 
     def _launch_all(self, batch: CodecBatch) -> Iterator[tuple[Job, np.ndarray, int]]:
         left = list(batch.streams)

@@ -17,9 +17,13 @@ import torch
 from engine.codec_stage import CodecStage
 from engine.errors import ChorusError, EngineBusy, EngineClosed
 from engine.job import Job
+from engine.pace import Pace
 from engine.stream import failed
 from engine.talker.talker import Talker, TalkerFrames
 from engine.trace import Trace
+
+PACED_STREAMS = 16  # with more, steps are launched as early as they can be
+POLL_S = 1e-4  # between looks at what the codec has done
 
 
 class EngineLoop:
@@ -39,6 +43,7 @@ class EngineLoop:
         self._max_active = max_active
         self._max_waiting = max_waiting
         self._trace = trace
+        self._pace = Pace(PACED_STREAMS)
         self._inbox: deque[tuple[str, Any]] = deque()
         self._wake = threading.Condition()
         self._waiting: OrderedDict[str, Job] = OrderedDict()
@@ -122,6 +127,7 @@ class EngineLoop:
                     self._check_deadlines()
                     self._step_talker()
                     self._run_codec()
+                    self._hold_step()
         except BaseException as error:
             self._fail(error)
         finally:
@@ -184,11 +190,14 @@ class EngineLoop:
     def _step_talker(self) -> None:
         if not self._talker.busy:
             return
-        started = time.monotonic()
+        started, streams, ran = time.monotonic(), len(self._by_talker), self._talker.steps_ahead > 0
         produced = self._talker.step()
+        returned, launched = time.monotonic(), self._talker.launched_at
         self._counts["talker_steps"] += 1
-        ms, self._prefills, prefills = 1e3 * (time.monotonic() - started), 0, self._prefills
-        self._trace.event("step", ms=ms, streams=len(self._by_talker), prefills=prefills)
+        self._prefills, prefills = 0, self._prefills
+        if launched >= started:  # else nothing ran ahead of the host, or nothing was launched
+            self._pace.stepped(started, launched, returned, streams=streams, prefills=prefills, ran=ran)
+        self._trace.event("step", ms=1e3 * (returned - started), streams=streams, prefills=prefills)
         for frames in produced:
             self._take_frames(frames)
 
@@ -234,6 +243,20 @@ class EngineLoop:
         for job in list(self._active.values()):
             if job.ending is not None and job.talker_id is None and self._codec.finished(job):
                 self._end(job, job.ending)
+
+    def _hold_step(self) -> None:
+        """With few streams, leave the next step unlaunched until the device is about to need it (pace.py) or a first
+        chunk is ready: who arrives meanwhile is in that step, and what is ready is heard before it."""
+        while self._talker.busy and not self._closing:
+            left = max(self._pace.due(self._prefills), self._codec.first_until()) - time.monotonic()
+            if left <= 0:
+                return
+            with self._wake:
+                if not self._inbox:
+                    self._wake.wait(min(left, POLL_S) if self._codec.under_way else left)
+            self._take_commands()
+            self._admit()
+            self._run_codec()
 
     # ---- endings -----------------------------------------------------------------------------------------------
 

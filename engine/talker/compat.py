@@ -258,6 +258,11 @@ def in_flight(client: Any) -> bool:
     return core.scheduler.has_requests() or bool(core.batch_queue)
 
 
+def steps_ahead(client: Any) -> int:
+    """Steps that were launched and whose outcome is not read yet; none with sync scheduling."""
+    return len(client.engine_core.batch_queue or ())
+
+
 def request(identity: str, slot: int, length: int, max_frames: int, end_token: int) -> Any:
     """A request to vLLM: the slot number as every prompt token; greedy, as sampling happens in the model."""
     from vllm.sampling_params import SamplingParams

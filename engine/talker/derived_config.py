@@ -51,7 +51,7 @@ def write(folder: Path, config: dict[str, Any], geometry: TalkerGeometry, settin
             "predictor": settings.predictor_path,
             "predictor_weights": settings.predictor_weights,
             "layers": settings.layers_path,
-            "speak_after": settings.predictor_placement in ("own_graph", "eager"),
+            "speak_after": settings.placement in ("own_graph", "eager"),
             "probe": settings.device == "cuda" and settings.cudagraph != "none" and settings.self_check,
         },
     }

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from engine.talker.model import TalkerModel
     from engine.talker.predictor import CodePredictor
 
+# Warps of a program; tests/gpu/check_predictor.py measures them.
+SAMPLE_WARPS, ATTEND_WARPS = 8, 4
+
 
 def norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty_like(x)
@@ -93,7 +96,7 @@ def sample(
         WIDTH_BLOCK=triton.next_power_of_2(width),
         NEXT=following is not None,
         PDL=pdl,
-        num_warps=8,
+        num_warps=SAMPLE_WARPS,
         **({"launch_pdl": True} if pdl else {}),
     )
     return (normed, raw) if following else None
@@ -136,7 +139,7 @@ def attend(
         LENGTH=groups,
         BLOCK=triton.next_power_of_2(groups),
         PDL=pdl,
-        num_warps=4,
+        num_warps=ATTEND_WARPS,
         **({"launch_pdl": True} if pdl else {}),
     )
 

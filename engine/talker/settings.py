@@ -21,6 +21,7 @@ CHOICES = {
 # What "auto" means where any load may give other roundings.
 AUTO_PREDICTOR = "skinny"
 AUTO_LAYERS = "skinny"
+PREDICTOR_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows of graphs of its own
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class TalkerSettings:
         predictor_weights: "auto" is `dtype`; "fp8" rounds the predictor's matrices to eight bits (fp8.py), which shifts
             the sampled distribution slightly. The same weights on every path; skinny's kernels read half the bytes.
         predictor_placement: where code 0 and the predictor run: "graph" inside the talker's step and its graph;
-            "own_graph" after it in graphs of their own and "eager" after it without any, to be measured against.
-            "auto" is inside the step, whether or not that is a graph.
+            "own_graph" after it in graphs of their own, of as many rows as there are frames to make (the talker's graph
+            of a step with a prompt always holds max_num_seqs); "eager" after it without any, to be measured against.
+            "auto" is own_graph where prompts run in graphs, unless `deterministic`; else inside the step.
         layers: the talker's own layers: "separate" (one kernel for each product and norm) or "skinny" (in a step of one
             row on CUDA in bfloat16 the predictor's kernels of that name; otherwise as separate); "auto" is skinny
             unless `deterministic`, or with a plain predictor, which has no such kernels.
@@ -155,6 +157,19 @@ class TalkerSettings:
     @property
     def slot_count(self) -> int:
         return 2 * self.max_num_seqs if self.slots is None else self.slots
+
+    @property
+    def placement(self) -> str:
+        """`predictor_placement` without "auto"; there "graph" also stands for inside a step that is no graph."""
+        if self.predictor_placement != "auto":
+            return self.predictor_placement
+        graphs = self.device == "cuda" and self.cudagraph == "full"
+        return "own_graph" if graphs and not self.deterministic else "graph"
+
+    @property
+    def predictor_sizes(self) -> list[int]:
+        """Rows of the predictor's own graphs."""
+        return sorted({n for n in PREDICTOR_SIZES if n < self.max_num_seqs} | {self.max_num_seqs})
 
     @property
     def predictor_path(self) -> str:

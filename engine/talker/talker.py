@@ -113,9 +113,8 @@ class Talker:
         if self.model.head.is_cuda:
             self.model.reports = PinnedReports(self.model.step.report)  # type: ignore[assignment]
             self.model.reports.enabled = True  # type: ignore[attr-defined]
-        if self.model.after is not None and settings.predictor_placement == "own_graph":
-            sizes = [size for size in settings.graph_sizes if size <= settings.max_num_seqs]
-            self.model.after.capture(sizes, CudaCapture())
+        if self.model.after is not None and settings.placement == "own_graph":
+            self.model.after.capture(settings.predictor_sizes, CudaCapture())
         try:
             self._warm_up()
             if self.model.probe is not None and settings.cudagraph == "full":
@@ -150,6 +149,16 @@ class Talker:
     def busy(self) -> bool:
         """Whether a step would do something: requests running, or ended ones that vLLM has yet to forget."""
         return self._client is not None and (bool(self._running) or compat.in_flight(self._client))
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that were launched and not waited for."""
+        return compat.steps_ahead(self._client) if self._client is not None else 0
+
+    @property
+    def launched_at(self) -> float:
+        """When the last step had been launched, in monotonic seconds; 0.0 where nothing runs ahead of the host."""
+        return self.model.reports.launched_at
 
     @property
     def free_kv_blocks(self) -> int:

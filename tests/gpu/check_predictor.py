@@ -1,7 +1,9 @@
 """The kernels of one or two streams (skinny.py) on a CUDA machine, 1.7B geometry with random weights in bfloat16:
 whether they are right, which tiles suit them, what the code predictor and the talker's layers cost on each path.
 
-    python3 tests/gpu/check_predictor.py [predictor] [talker]
+    python3 tests/gpu/check_predictor.py [predictor] [talker] [small]
+
+small: the kernels between the products, by warps; alone it compiles in a few seconds.
 
 Prints lines that start with `result`. What fails prints its error and the next one runs. Kernels are compiled by
 several processes into Triton's cache before the measuring starts.
@@ -26,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.geometry import published_config
-from engine.talker import skinny
+from engine.talker import fused, skinny
 from engine.talker.fp8 import dequantize, quantize, round_weights
 from engine.talker.fused import FusedStep
 from engine.talker.geometry import TalkerGeometry
@@ -41,7 +43,9 @@ SHAPES = {"head": (GEOMETRY.predictor_vocab, GEOMETRY.predictor.hidden)}  # [N, 
 for part, g in (("", GEOMETRY.predictor), ("talker ", GEOMETRY.talker)):
     SHAPES |= {f"{part}qkv": (g.qkv_width, g.hidden), f"{part}output": (g.hidden, g.heads * g.head_dim)}
     SHAPES |= {f"{part}gate_up": (2 * g.intermediate, g.hidden), f"{part}down": (g.hidden, g.intermediate)}
-ROWS = (1, 2, 4)
+ROWS = (1, 2, 3, 4)
+MANY = (1, 2, 4, 16, 32, 64)
+WARPS = (1, 2, 4, 8, 16)
 BYTES = 160 << 20  # of matrices that a measured graph goes through: more than L2 holds, as a pass of the predictor is
 CUTS = [Tile(8, 256, 4), Tile(8, 256, 8), Tile(8, 512, 8), Tile(16, 256, 4), Tile(16, 256, 8), Tile(32, 256, 8)]
 LAYER_CUTS = [*CUTS, *(cut._replace(ahead=n) for cut in (CUTS[0], CUTS[1]) for n in (0, 1024, 2048))]
@@ -141,12 +145,12 @@ def predictors() -> dict[str, FusedStep | SkinnyPredictor]:
     round_weights(predictor)
     predictor.finish_loading()
     model = SimpleNamespace(predictor=predictor, geometry=GEOMETRY)
-    fused = FusedStep.__new__(FusedStep)
-    fused.model = model  # type: ignore[assignment]
+    plain = FusedStep.__new__(FusedStep)
+    plain.model = model  # type: ignore[assignment]
     wide, eight = SkinnyPredictor(model), SkinnyPredictor(model)  # type: ignore[arg-type]
     wide.finish_loading(False)
     eight.finish_loading(True)
-    return {"fused": fused, "skinny": wide, "skinny fp8": eight}
+    return {"fused": plain, "skinny": wide, "skinny fp8": eight}
 
 
 def check_predict(paths: dict, name: str, rows: int) -> None:
@@ -165,6 +169,35 @@ def frames(paths: dict, how: str) -> None:
         with survives(f"predict, {name}, {how}"):
             times = {rows: microseconds(partial(path.predict, *inputs(rows, 0.9))) / 1e3 for rows in ROWS}
             result(f"ms a frame by rows, {name}, {how}: {'  '.join(f'{n}: {t:.3f}' for n, t in times.items())}")
+
+
+def small(path: FusedStep) -> None:
+    """Attention and sampling by the warps of a program, and a frame with each."""
+    predictor, g = path.model.predictor, GEOMETRY.predictor
+    layer, groups = predictor.layers[0], GEOMETRY.groups
+    for rows in MANY:
+        qkv, out = torch.randn(rows, g.qkv_width), torch.empty(rows, g.heads * g.head_dim)
+        caches = torch.randn(40, 2, rows, g.kv_heads, groups, g.head_dim)
+        _, _, integers, reals, _ = inputs(rows, 0.9)
+        logits, draws = torch.randn(rows, GEOMETRY.predictor_vocab), torch.rand(rows, dtype=torch.float32)
+        codes = torch.empty(rows, dtype=torch.int64)
+        columns = (SUB_TEMPERATURE, SUB_TOP_P, SUB_TOP_K)
+        following = (predictor.projected[0], layer.input_norm, EPS)
+        times: dict[str, list[str]] = {"attend": [], "sample": [], "frame": []}
+        for warps in WARPS:
+            with (
+                survives(f"{rows} rows, {warps} warps"),
+                mock.patch.multiple(fused, ATTEND_WARPS=warps, SAMPLE_WARPS=warps),
+            ):
+                attended = partial(fused.attend, predictor, layer, qkv, out)
+                spent = microseconds(lambda: [attended(cache, 8, rows, 1) for cache in caches]) / len(caches)  # noqa: B023
+                times["attend"].append(f"{warps}: {spent:.2f}")
+                sampled = partial(fused.sample, logits, draws, reals, integers, columns, codes, following)
+                times["sample"].append(f"{warps}: {microseconds(lambda: [sampled() for _ in range(40)]) / 40:.2f}")  # noqa: B023
+                given = inputs(rows, 0.9)
+                times["frame"].append(f"{warps}: {microseconds(partial(path.predict, *given)):.0f}")
+        for name, listed in times.items():
+            result(f"us by warps, {name}, {rows} rows: {'  '.join(listed)}")
 
 
 @survives("the talker's layers")
@@ -199,9 +232,10 @@ def main() -> None:
     began, parts = time.perf_counter(), sys.argv[1:] or ["predictor", "talker"]
     torch.set_default_dtype(torch.bfloat16)
     sides = [side for side in SIDES if ("talker" if " " in side[0] else "predictor") in parts]
-    work = itertools.product(sides, LAYER_CUTS, (True, False))
-    with multiprocessing.get_context("spawn").Pool(10) as pool:
-        pool.starmap_async(compile_one, work, 1).wait(90)
+    work = list(itertools.product(sides, LAYER_CUTS, (True, False)))
+    if work:
+        with multiprocessing.get_context("spawn").Pool(10) as pool:
+            pool.starmap_async(compile_one, work, 1).wait(90)
     result(f"compiled after {time.perf_counter() - began:.0f} s, {torch.cuda.get_device_name()}")
     with torch.device(DEVICE), torch.inference_mode():
         cases = [Case(*side) for side in sides]
@@ -212,6 +246,8 @@ def main() -> None:
                 result(f"{good} {case.name}, fp8 {case.fp8}: relative errors {errors}")
         if "talker" in parts:
             stacks()
+        if "small" in parts:
+            small(predictors()["fused"])
         if "predictor" in parts:
             paths = predictors()
             for name, rows in itertools.product(("skinny", "skinny fp8"), ROWS):
