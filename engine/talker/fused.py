@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from engine.talker.predictor import CodePredictor
 
 # Warps of a program; tests/gpu/check_predictor.py measures them.
-SAMPLE_WARPS, ATTEND_WARPS = 8, 4
+SAMPLE_WARPS, ATTEND_WARPS = 8, 1
 
 
 def norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
