@@ -16,8 +16,6 @@ from engine.job import Job
 from engine.scheduler import CodecBatch, CodecQueue, SchedulerSettings
 from engine.trace import Trace
 
-# With more streams the engine's thread has no time to spare in a step: waiting there would hold all of them up.
-FIRST_WAIT_STREAMS = 8
 PRIMED_STATES = 64  # codec states kept after the reference clip of a voice, least recently used dropped
 
 
@@ -35,7 +33,7 @@ class CodecStage:
     def __init__(self, runner: CodecRunner, settings: SchedulerSettings, trace: Trace) -> None:
         self._runner = runner
         self._queue = CodecQueue(settings)
-        self._in_flight, self._first_wait_s = settings.in_flight, settings.first_wait_s
+        self._in_flight = settings.in_flight
         self._trace = trace
         self._jobs: dict[str, Job] = {}
         self._launched: deque[_Launch] = deque()
@@ -93,22 +91,6 @@ class CodecStage:
             if not wait or not self._launched:
                 break
             yield from self._collect(wait=True)
-
-    @property
-    def under_way(self) -> bool:
-        """Whether the device has launches that were not collected."""
-        return bool(self._launched)
-
-    def first_until(self) -> float:
-        """Until when a first chunk under way is worth waiting for, in monotonic seconds; 0.0: there is none.
-
-        The device is busy with the talker's step anyway, and a chunk that comes while the host waits for that one would
-        be handed out after it.
-        """
-        if len(self._jobs) > FIRST_WAIT_STREAMS:
-            return 0.0
-        firsts = (launch.at for launch in self._launched if any(job.chunks == 0 for job in launch.jobs))
-        return max((at + self._first_wait_s for at in firsts), default=0.0)
 
     def _launch_all(self, batch: CodecBatch) -> Iterator[tuple[Job, np.ndarray, int]]:
         left = list(batch.streams)

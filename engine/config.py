@@ -67,7 +67,6 @@ class CodecConfig(Section):
     max_batch: int = Field(32, ge=1)
     admission: Literal["unlimited", "by_task"] | int = "unlimited"  # streams that may hold the codec at once
     in_flight: int = Field(2, ge=1)  # codec steps that a GPU may have before it; more due chunks wait and share steps
-    first_wait_ms: float = Field(3.0, ge=0, le=100)  # for a first chunk, before the next talker step, at few streams
     gather: int = Field(1, ge=1)  # streams with time in hand wait until so many can share a codec step
     capture: tuple[tuple[int, int], ...] = ()  # (batch, frames) graphs; (): from the chunk schedule
     # auto: float32 (TF32 convolutions on CUDA). float16: 1.7 times as fast on an H200, 55 dB from exact; but the start

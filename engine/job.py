@@ -50,6 +50,7 @@ class Job:
     chunks: int = 0
     first_chunk_at: float | None = None
     ending: str | None = None  # finish reason, once no more frames will come
+    trouble: str | None = None  # finish reason, when it is to end at once
     detail: str = ""
 
     @property

@@ -17,13 +17,9 @@ import torch
 from engine.codec_stage import CodecStage
 from engine.errors import ChorusError, EngineBusy, EngineClosed
 from engine.job import Job
-from engine.pace import Pace
 from engine.stream import failed
 from engine.talker.talker import Talker, TalkerFrames
 from engine.trace import Trace
-
-PACED_STREAMS = 16  # with more, steps are launched as early as they can be
-POLL_S = 1e-4  # between looks at what the codec has done
 
 
 class EngineLoop:
@@ -43,12 +39,12 @@ class EngineLoop:
         self._max_active = max_active
         self._max_waiting = max_waiting
         self._trace = trace
-        self._pace = Pace(PACED_STREAMS)
         self._inbox: deque[tuple[str, Any]] = deque()
         self._wake = threading.Condition()
         self._waiting: OrderedDict[str, Job] = OrderedDict()
         self._active: dict[str, Job] = {}
         self._by_talker: dict[str, Job] = {}
+        talker.serve = self._serve
         self._counts: Counter[str] = Counter()
         self._known: set[str] = set()  # ids submitted and not ended; guarded by _wake
         self._queue_moved = False
@@ -127,7 +123,6 @@ class EngineLoop:
                     self._check_deadlines()
                     self._step_talker()
                     self._run_codec()
-                    self._hold_step()
         except BaseException as error:
             self._fail(error)
         finally:
@@ -139,10 +134,10 @@ class EngineLoop:
                 self._wake.wait()
             return not self._closing
 
-    def _take_commands(self) -> None:
+    def _take_commands(self, submitted_only: bool = False) -> None:
         while True:
             with self._wake:
-                if not self._inbox:
+                if not self._inbox or (submitted_only and self._inbox[0][0] != "submit"):
                     return
                 kind, item = self._inbox.popleft()
             if kind == "submit":
@@ -190,14 +185,11 @@ class EngineLoop:
     def _step_talker(self) -> None:
         if not self._talker.busy:
             return
-        started, streams, ran = time.monotonic(), len(self._by_talker), self._talker.steps_ahead > 0
-        produced = self._talker.step()
-        returned, launched = time.monotonic(), self._talker.launched_at
-        self._counts["talker_steps"] += 1
+        started, streams = time.monotonic(), len(self._by_talker)
         self._prefills, prefills = 0, self._prefills
-        if launched >= started:  # else nothing ran ahead of the host, or nothing was launched
-            self._pace.stepped(started, launched, returned, streams=streams, prefills=prefills, ran=ran)
-        self._trace.event("step", ms=1e3 * (returned - started), streams=streams, prefills=prefills)
+        produced = self._talker.step()
+        self._counts["talker_steps"] += 1
+        self._trace.event("step", ms=1e3 * (time.monotonic() - started), streams=streams, prefills=prefills)
         for frames in produced:
             self._take_frames(frames)
 
@@ -232,31 +224,28 @@ class EngineLoop:
         job.ending, job.detail = reason, detail
 
     def _run_codec(self) -> None:
-        for job, samples, frames in self._codec.run(wait=not self._talker.busy):
+        self._hand_out_chunks(wait=not self._talker.busy)
+        for job in list(self._active.values()):
+            if job.trouble is not None:
+                self._end(job, job.trouble)
+            elif job.ending is not None and job.talker_id is None and self._codec.finished(job):
+                self._end(job, job.ending)
+
+    def _hand_out_chunks(self, wait: bool) -> None:
+        for job, samples, frames in self._codec.run(wait=wait):
             chunk = job.emit(samples, frames)
             self._counts["frames"] += frames
             self._trace.event("chunk", job.id, index=chunk.index, frames=frames)
             trouble = job.watchdog.pcm(samples)
             if trouble and job.ending is None:
-                job.detail = "it went silent without an end"
-                self._end(job, trouble)
-        for job in list(self._active.values()):
-            if job.ending is not None and job.talker_id is None and self._codec.finished(job):
-                self._end(job, job.ending)
+                job.trouble, job.detail = trouble, "it went silent without an end"
 
-    def _hold_step(self) -> None:
-        """With few streams, leave the next step unlaunched until the device is about to need it (pace.py) or a first
-        chunk is ready: who arrives meanwhile is in that step, and what is ready is heard before it."""
-        while self._talker.busy and not self._closing:
-            left = max(self._pace.due(self._prefills), self._codec.first_until()) - time.monotonic()
-            if left <= 0:
-                return
-            with self._wake:
-                if not self._inbox:
-                    self._wake.wait(min(left, POLL_S) if self._codec.under_way else left)
-            self._take_commands()
-            self._admit()
-            self._run_codec()
+    def _serve(self) -> None:
+        """What is done while the talker waits for the device: requests are taken in, chunks handed out as they come.
+        Nothing that ends a request: vLLM is in the middle of a step that may be about it."""
+        self._take_commands(submitted_only=True)
+        self._admit()
+        self._hand_out_chunks(wait=False)
 
     # ---- endings -----------------------------------------------------------------------------------------------
 

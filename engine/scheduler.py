@@ -45,8 +45,6 @@ class SchedulerSettings:
         gather: streams of the rest that wait for each other while none of them is pressing, so that a step
             carries more of them; 1 runs each at once. Costs listeners nothing: they have seconds in hand.
         in_flight: most codec steps that the device has been given and has not finished (codec_stage.py).
-        first_wait_s: how long a first chunk that the device is working on is waited for before the talker's next step,
-            while few streams run (codec_stage.py); 0 hands it out after that step.
         lead_s: seconds before an underrun from which a stream is urgent; should cover one talker step and
             one codec step.
         patience_s: seconds after which a first chunk that nobody ran counts as late.
@@ -59,7 +57,6 @@ class SchedulerSettings:
     captured: frozenset[tuple[int, int]] = frozenset()
     gather: int = 1
     in_flight: int = 2
-    first_wait_s: float = 0.0
     lead_s: float = 0.25
     patience_s: float = 0.5
     # Frame counts that are captured, ascending, and the largest captured batch of each; derived.

@@ -128,7 +128,6 @@ def scheduler_settings(config: EngineConfig, runner: CodecRunner) -> SchedulerSe
         admission=admission,
         gather=codec.gather,
         in_flight=codec.in_flight,
-        first_wait_s=codec.first_wait_ms / 1e3,
         captured=frozenset(runner.captured),
     )
 

@@ -152,6 +152,7 @@ def start(config: Any, settings: TalkerSettings) -> Any:
     return client
 
 
+SERVE_S = 5e-5  # between two looks at an event
 _live: list[Any] = []  # clients started in this process and not stopped
 
 
@@ -258,9 +259,35 @@ def in_flight(client: Any) -> bool:
     return core.scheduler.has_requests() or bool(core.batch_queue)
 
 
-def steps_ahead(client: Any) -> int:
-    """Steps that were launched and whose outcome is not read yet; none with sync scheduling."""
-    return len(client.engine_core.batch_queue or ())
+def serve_while_waiting(client: Any, serve: Callable[[], None]) -> None:
+    """Have `serve` called again and again while the host waits for a step that was launched ahead; see `ServedEvent`.
+
+    vLLM's executor hands out a future whose outcome waits for a CUDA event. Where there is no such event (sync
+    scheduling, the CPU) nothing is served, and nothing else changes.
+    """
+    executor = client.engine_core.model_executor
+    launch = executor.sample_tokens
+
+    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        future = launch(*args, **kwargs)
+        output = getattr(future, "async_output", None)
+        if hasattr(output, "copy_event"):
+            output.copy_event = ServedEvent(output.copy_event, serve)
+        return future
+
+    executor.sample_tokens = sample_tokens
+
+
+class ServedEvent:
+    """A CUDA event whose wait does other work."""
+
+    def __init__(self, event: Any, serve: Callable[[], None]) -> None:
+        self._event, self._serve = event, serve
+
+    def synchronize(self) -> None:
+        while not self._event.query():
+            self._serve()
+            time.sleep(SERVE_S)
 
 
 def request(identity: str, slot: int, length: int, max_frames: int, end_token: int) -> Any:

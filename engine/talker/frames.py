@@ -7,7 +7,6 @@ an earlier owner of a slot matches nobody.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
 import numpy as np
@@ -16,8 +15,6 @@ import torch
 
 class HostReports:
     """Reports that are host memory already: the model on the CPU hands over a copy."""
-
-    launched_at = 0.0
 
     def __init__(self) -> None:
         self._ready: deque[np.ndarray] = deque()
@@ -51,7 +48,6 @@ class PinnedReports:
         self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = [self._buffer() for _ in range(buffers)]
         self._pending: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
         self.enabled = False  # start-up runs of vLLM are not reported
-        self.launched_at = 0.0  # monotonic seconds: when the host had queued the last step
 
     def _buffer(self) -> tuple[torch.Tensor, torch.cuda.Event]:
         return torch.empty(self._source.shape, dtype=self._source.dtype, pin_memory=True), torch.cuda.Event()
@@ -64,7 +60,6 @@ class PinnedReports:
         buffer.copy_(self._source, non_blocking=True)
         event.record()
         self._pending.append((buffer, event))
-        self.launched_at = time.monotonic()
 
     def collect(self) -> list[np.ndarray]:
         """Reports whose copy has finished, oldest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,6 +74,7 @@ class Talker:
         self._running: dict[str, _Running] = {}
         self._by_ticket: dict[int, _Running] = {}
         self._ticket = 0
+        self.serve: Callable[[], None] = lambda: None  # called again and again while `step` waits; it may call `add`
         self._no_frames = np.empty((0, self.geometry.groups), np.int64)
         self.self_check: list[Any] = []  # selfcheck.Comparison of every graph, where there are graphs
         compat.kv_cache_bytes(self.geometry, settings)  # refuses before anything is imported or made
@@ -108,6 +109,7 @@ class Talker:
                 raise
             except Exception as error:
                 raise EngineFailed(f"vLLM did not start: {type(error).__name__}: {error}") from error
+        compat.serve_while_waiting(self._client, self._served)
         self.model: TalkerModel = compat.model(self._client)
         self._pool = SlotPool(settings.slot_count)
         if self.model.head.is_cuda:
@@ -149,16 +151,6 @@ class Talker:
     def busy(self) -> bool:
         """Whether a step would do something: requests running, or ended ones that vLLM has yet to forget."""
         return self._client is not None and (bool(self._running) or compat.in_flight(self._client))
-
-    @property
-    def steps_ahead(self) -> int:
-        """Steps that were launched and not waited for."""
-        return compat.steps_ahead(self._client) if self._client is not None else 0
-
-    @property
-    def launched_at(self) -> float:
-        """When the last step had been launched, in monotonic seconds; 0.0 where nothing runs ahead of the host."""
-        return self.model.reports.launched_at
 
     @property
     def free_kv_blocks(self) -> int:
@@ -255,6 +247,9 @@ class Talker:
             if output.finish_reason is not None:
                 entry.finish = "stop" if ended else "length"
         return self._hand_out()
+
+    def _served(self) -> None:
+        self.serve()
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[None]:
