@@ -9,32 +9,16 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-import triton
 from vllm import _custom_ops as ops
 
-from engine.talker import kernels
+from engine.talker import launches
+from engine.talker.launches import attend, sample
 from engine.talker.layers import decoder_layers
-from engine.talker.sampler import penalise, uniform
-from engine.talker.slots import (
-    MIN_FRAMES,
-    PENALTY,
-    SEED,
-    SUB_TEMPERATURE,
-    SUB_TOP_K,
-    SUB_TOP_P,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-)
+from engine.talker.slots import SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
 from engine.talker.torch_step import TorchStep
 
 if TYPE_CHECKING:
-    from engine.talker.layers import DecoderLayer
     from engine.talker.model import TalkerModel
-    from engine.talker.predictor import CodePredictor
-
-# Warps of a program; tests/gpu/check_predictor.py measures them.
-SAMPLE_WARPS, ATTEND_WARPS = 8, 1
 
 
 def norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -47,101 +31,6 @@ def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
     torch.ops._C.silu_and_mul(out, gate_up)
     return out
-
-
-def sample(
-    logits: torch.Tensor,
-    draws: torch.Tensor,
-    reals: torch.Tensor,
-    integers: torch.Tensor,
-    columns: tuple[int, int, int],
-    codes: torch.Tensor,
-    following: tuple[torch.Tensor, torch.Tensor, float] | None = None,
-    pdl: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Launch kernels.sample.
-
-    Args:
-        logits: [R, V] contiguous, float32 or bfloat16. draws: [R] float32, any stride.
-        reals, integers: the rows' settings; columns: which of them are temperature, top-p and top-k.
-        codes: [R] int64, any stride: filled.
-        following: next input table [V, W], norm weight [W] and eps: also return the looked-up rows, normed and raw.
-        pdl: with programmatic dependent launch, see skinny.overlaps.
-    """
-    rows, size = logits.shape
-    temperature, top_p, top_k = reals[:, columns[0]], reals[:, columns[1]], integers[:, columns[2]]
-    width = following[0].shape[1] if following else 1
-    table, norm, eps = following or (logits, logits, 0.0)
-    normed, raw = table.new_empty(rows, width), table.new_empty(rows, width)
-    kernels.sample[(rows,)](
-        logits,
-        draws,
-        draws.stride(0),
-        temperature,
-        top_p,
-        reals.stride(0),
-        top_k,
-        integers.stride(0),
-        codes,
-        codes.stride(0),
-        table,
-        norm,
-        normed,
-        raw,
-        eps,
-        SIZE=size,
-        BLOCK=triton.next_power_of_2(size),
-        BITS=16 if logits.dtype == torch.bfloat16 else 32,
-        WIDTH=width,
-        WIDTH_BLOCK=triton.next_power_of_2(width),
-        NEXT=following is not None,
-        PDL=pdl,
-        num_warps=SAMPLE_WARPS,
-        **({"launch_pdl": True} if pdl else {}),
-    )
-    return (normed, raw) if following else None
-
-
-def attend(
-    predictor: CodePredictor,
-    layer: DecoderLayer,
-    qkv: torch.Tensor,
-    out: torch.Tensor,
-    cache: torch.Tensor,
-    position: int,
-    rows: int,
-    per: int,
-    pdl: bool = False,
-) -> None:
-    """Launch kernels.attend: one position of each row; rows of qkv and out lie `per` apart.
-
-    Args:
-        qkv: [.., qkv_width]; out: [.., heads * d], filled; cache: [2, R, kv_heads, G, d].
-        pdl: with programmatic dependent launch, see skinny.overlaps.
-    """
-    g, groups = predictor.geometry.predictor, predictor.geometry.groups
-    kernels.attend[(rows, g.kv_heads)](
-        qkv,
-        cache[0],
-        cache[1],
-        out,
-        layer.query_norm,
-        layer.key_norm,
-        predictor.rotary,
-        position,
-        per * g.qkv_width,
-        per * g.heads * g.head_dim,
-        g.eps,
-        g.head_dim**-0.5,
-        HEADS=g.heads,
-        KV_HEADS=g.kv_heads,
-        DIM=g.head_dim,
-        LENGTH=groups,
-        BLOCK=triton.next_power_of_2(groups),
-        PDL=pdl,
-        num_warps=ATTEND_WARPS,
-        **({"launch_pdl": True} if pdl else {}),
-    )
 
 
 class FusedStep(TorchStep):
@@ -187,17 +76,16 @@ class FusedStep(TorchStep):
             ops.fused_add_rms_norm(x, residual, self.model.norm if last else stack[index + 1].input_norm, g.eps)
         return x
 
-    def first_code(
-        self, hidden: torch.Tensor, slot: torch.Tensor, frame: torch.Tensor, integers: torch.Tensor, reals: torch.Tensor
-    ) -> torch.Tensor:
-        logits = F.linear(hidden, self.model.head).float()
-        logits = penalise(logits, self.model.slots.seen_at[slot] < frame[:, None], reals[:, PENALTY])
-        logits[:, self.model.geometry.eos].masked_fill_(frame < integers[:, MIN_FRAMES], float("-inf"))
-        logits = logits.masked_fill(self.suppressed, float("-inf"))
-        draws = uniform(integers[:, SEED], frame, torch.zeros_like(frame))
-        codes = torch.empty_like(frame)
-        sample(logits, draws, reals, integers, (TEMPERATURE, TOP_P, TOP_K), codes)
-        return codes
+    def inputs(self, ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return launches.input_rows(self.model.slots, self.model.predictor, ids, positions)
+
+    def speak(self, hidden: torch.Tensor, slot: torch.Tensor, frame: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        model, slots = self.model, self.model.slots
+        slot, frame, integers, reals = launches.settle(slots, slot, frame, valid)
+        logits, eos = F.linear(hidden, model.head), model.geometry.eos
+        first = launches.first_code(logits, slots, self.suppressed, slot, frame, integers, reals, eos)
+        codes = self.predict(hidden, first, integers, reals, frame)
+        return launches.store_frame(codes, slots, self.report, slot, frame, valid, integers, eos, model.end_token)
 
     def predict(
         self,
@@ -210,7 +98,6 @@ class FusedStep(TorchStep):
         predictor, g = self.model.predictor, self.model.geometry.predictor
         rows, groups = hidden.shape[0], self.model.geometry.groups
         stack = decoder_layers(predictor.layers)
-        draws = uniform(integers[:, SEED, None], frame[:, None], predictor.groups[None])
         codes = first.new_empty(rows, groups)
         codes[:, 0] = first
         cache = hidden.new_empty(len(stack), 2, rows, g.kv_heads, groups, g.head_dim)
@@ -234,7 +121,7 @@ class FusedStep(TorchStep):
             following = (predictor.projected[group], stack[0].input_norm, g.eps) if group + 2 < groups else None
             columns = (SUB_TEMPERATURE, SUB_TOP_P, SUB_TOP_K)
             logits = F.linear(x, predictor.heads[group])
-            found = sample(logits, draws[:, group], reals, integers, columns, codes[:, group + 1], following)
+            found = sample(logits, integers, reals, frame, group + 1, columns, codes[:, group + 1], following)
             if found is not None:
                 x, residual = found
         return codes

@@ -11,6 +11,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.talker import sampler
+
+GOLDEN, MIX_1, MIX_2 = (tl.constexpr(value) for value in (sampler.GOLDEN, sampler.MIX_1, sampler.MIX_2))
+
 
 @triton.jit(do_not_specialize=["position"])
 def attend(
@@ -92,10 +96,64 @@ def attend(
 
 
 @triton.jit
+def uniform(seed, frame, group):
+    """As sampler.uniform, of int64 scalars."""
+    hashed = mix(mix(seed * GOLDEN + frame) + group * GOLDEN)
+    return (((hashed >> 40) & 0xFFFFFF).to(tl.float32) + 0.5) / 16777216.0
+
+
+@triton.jit
+def mix(x):
+    # >> is arithmetic on int64: the masks drop the copies of the sign
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * MIX_1
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * MIX_2
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
+def drawn(x, lane, SIZE: tl.constexpr, BITS: tl.constexpr, draw, heat, share, top_k):
+    """As sampler.sample, one row: logits x, float32 of a power of two of lanes, -inf from SIZE on; the code as int32.
+
+    Thresholds are built bit by bit over the logits read as ordered integers, without a sort."""
+    inside = lane < SIZE
+    bits = x.to(tl.int32, bitcast=True)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    if BITS == 16:
+        ordered = ordered >> 16  # bfloat16 has no more
+    key = tl.where(inside, ordered + (1 << (BITS - 1)), -1)
+
+    wanted = tl.minimum(top_k, SIZE)
+    kept = tl.zeros((), tl.int64)
+    for bit in tl.static_range(BITS):
+        candidate = kept | (1 << (BITS - 1 - bit))
+        count = tl.sum((key >= candidate).to(tl.int32), 0)
+        kept = tl.where(count >= wanted, candidate, kept)
+
+    peak = tl.max(x, 0)
+    mass = tl.where((key >= kept) & inside, tl.exp((x - peak) / tl.maximum(heat, 1e-4)), 0.0)
+    if share < 1.0:
+        enough = share * tl.sum(mass, 0)
+        threshold = tl.zeros((), tl.int64)
+        for bit in tl.static_range(BITS):
+            candidate = threshold | (1 << (BITS - 1 - bit))
+            reached = tl.sum(tl.where(key >= candidate, mass, 0.0), 0)
+            threshold = tl.where(reached >= enough, candidate, threshold)
+        mass = tl.where(key >= threshold, mass, 0.0)
+
+    cumulative = tl.cumsum(mass, 0)
+    target = draw * tl.sum(mass, 0)
+    code = tl.sum((cumulative <= target).to(tl.int32), 0)
+    code = tl.minimum(code, tl.max(tl.where(mass > 0, lane, 0), 0))  # rounding may step past the last kept code
+    likeliest = tl.min(tl.where((x == peak) & inside, lane, SIZE - 1), 0)
+    return tl.where(heat <= 0, likeliest, code)
+
+
+@triton.jit(do_not_specialize=["group"])
 def sample(
     logits,  # [rows, SIZE]
-    draws,  # [rows] float32, draw_stride apart
-    draw_stride,
+    seeds,  # [rows] int64, integer_stride apart, like top_k
+    frames,  # [rows] int64
+    group,  # of the draw, see sampler.uniform
     temperature,  # [rows] float32, setting_stride apart, like top_p; 0: the likeliest
     top_p,
     real_stride,
@@ -116,47 +174,16 @@ def sample(
     NEXT: tl.constexpr,  # whether to look up the next input row
     PDL: tl.constexpr = False,  # programmatic dependent launch, see kernels_skinny.py
 ):
-    """As sampler.sample. Thresholds are built bit by bit over the logits read as ordered integers, without a sort.
-    Grid (rows,)."""
+    """As sampler.sample with the draw of sampler.uniform. Grid (rows,)."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
-    inside = lane < SIZE
-    x = tl.load(logits + row * SIZE + lane, mask=inside, other=float("-inf")).to(tl.float32)
-    bits = x.to(tl.int32, bitcast=True)
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
-    if BITS == 16:
-        ordered = ordered >> 16  # bfloat16 has no more
-    key = tl.where(inside, ordered + (1 << (BITS - 1)), -1)
-
-    wanted = tl.minimum(tl.load(top_k + row * integer_stride), SIZE)
-    kept = tl.zeros((), tl.int64)
-    for bit in tl.static_range(BITS):
-        candidate = kept | (1 << (BITS - 1 - bit))
-        count = tl.sum((key >= candidate).to(tl.int32), 0)
-        kept = tl.where(count >= wanted, candidate, kept)
-
-    heat = tl.load(temperature + row * real_stride)
-    peak = tl.max(x, 0)
-    mass = tl.where((key >= kept) & inside, tl.exp((x - peak) / tl.maximum(heat, 1e-4)), 0.0)
-    share = tl.load(top_p + row * real_stride)
-    if share < 1.0:
-        enough = share * tl.sum(mass, 0)
-        threshold = tl.zeros((), tl.int64)
-        for bit in tl.static_range(BITS):
-            candidate = threshold | (1 << (BITS - 1 - bit))
-            reached = tl.sum(tl.where(key >= candidate, mass, 0.0), 0)
-            threshold = tl.where(reached >= enough, candidate, threshold)
-        mass = tl.where(key >= threshold, mass, 0.0)
-
-    cumulative = tl.cumsum(mass, 0)
-    target = tl.load(draws + row * draw_stride) * tl.sum(mass, 0)
-    code = tl.sum((cumulative <= target).to(tl.int32), 0)
-    code = tl.minimum(code, tl.max(tl.where(mass > 0, lane, 0), 0))  # rounding may step past the last kept code
-    likeliest = tl.min(tl.where((x == peak) & inside, lane, SIZE - 1), 0)
-    code = tl.where(heat <= 0, likeliest, code)
+    x = tl.load(logits + row * SIZE + lane, mask=lane < SIZE, other=float("-inf")).to(tl.float32)
+    draw = uniform(tl.load(seeds + row * integer_stride), tl.load(frames + row), tl.cast(group, tl.int64))
+    heat, share = tl.load(temperature + row * real_stride), tl.load(top_p + row * real_stride)
+    code = drawn(x, lane, SIZE, BITS, draw, heat, share, tl.load(top_k + row * integer_stride))
     tl.store(codes + row * code_stride, code.to(tl.int64))
     if NEXT:
         column = tl.arange(0, WIDTH_BLOCK)

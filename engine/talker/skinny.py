@@ -16,10 +16,10 @@ import triton
 
 from engine.talker import kernels_skinny
 from engine.talker.fp8 import MATRICES, quantize
-from engine.talker.fused import FusedStep, attend, norm_rows, sample
+from engine.talker.fused import FusedStep, norm_rows
+from engine.talker.launches import attend, sample
 from engine.talker.layers import decoder_layers
-from engine.talker.sampler import uniform
-from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
+from engine.talker.slots import SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
 
 if TYPE_CHECKING:
     from engine.talker.model import TalkerModel
@@ -159,7 +159,6 @@ class SkinnyPredictor:
         predictor, g, groups = self.predictor, self.geometry.predictor, self.geometry.groups
         rows, stack = hidden.shape[0], decoder_layers(predictor.layers)
         pdl = overlaps(hidden.device)
-        draws = uniform(integers[:, SEED, None], frame[:, None], predictor.groups[None])
         codes = first.new_empty(rows, groups)
         codes[:, 0] = first
         cache = hidden.new_empty(len(stack), 2, rows, g.kv_heads, groups, g.head_dim)
@@ -181,7 +180,7 @@ class SkinnyPredictor:
             logits = linear("head", x, self.heads[group], predictor.norm, g.eps, pdl=pdl)
             following = (predictor.projected[group], stack[0].input_norm, g.eps) if group + 2 < groups else None
             columns = (SUB_TEMPERATURE, SUB_TOP_P, SUB_TOP_K)
-            found = sample(logits, draws[:, group], reals, integers, columns, codes[:, group + 1], following, pdl)
+            found = sample(logits, integers, reals, frame, group + 1, columns, codes[:, group + 1], following, pdl)
             if found is not None:
                 x = found[1]
         return codes

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.geometry import published_config
-from engine.talker import fused, skinny
+from engine.talker import launches, skinny
 from engine.talker.fp8 import dequantize, quantize, round_weights
 from engine.talker.fused import FusedStep
 from engine.talker.geometry import TalkerGeometry
@@ -178,8 +178,8 @@ def small(path: FusedStep) -> None:
     for rows in MANY:
         qkv, out = torch.randn(rows, g.qkv_width), torch.empty(rows, g.heads * g.head_dim)
         caches = torch.randn(40, 2, rows, g.kv_heads, groups, g.head_dim)
-        _, _, integers, reals, _ = inputs(rows, 0.9)
-        logits, draws = torch.randn(rows, GEOMETRY.predictor_vocab), torch.rand(rows, dtype=torch.float32)
+        _, _, integers, reals, frame = inputs(rows, 0.9)
+        logits = torch.randn(rows, GEOMETRY.predictor_vocab)
         codes = torch.empty(rows, dtype=torch.int64)
         columns = (SUB_TEMPERATURE, SUB_TOP_P, SUB_TOP_K)
         following = (predictor.projected[0], layer.input_norm, EPS)
@@ -187,12 +187,12 @@ def small(path: FusedStep) -> None:
         for warps in WARPS:
             with (
                 survives(f"{rows} rows, {warps} warps"),
-                mock.patch.multiple(fused, ATTEND_WARPS=warps, SAMPLE_WARPS=warps),
+                mock.patch.multiple(launches, ATTEND_WARPS=warps, SAMPLE_WARPS=warps),
             ):
-                attended = partial(fused.attend, predictor, layer, qkv, out)
+                attended = partial(launches.attend, predictor, layer, qkv, out)
                 spent = microseconds(lambda: [attended(cache, 8, rows, 1) for cache in caches]) / len(caches)  # noqa: B023
                 times["attend"].append(f"{warps}: {spent:.2f}")
-                sampled = partial(fused.sample, logits, draws, reals, integers, columns, codes, following)
+                sampled = partial(launches.sample, logits, integers, reals, frame, 1, columns, codes, following)
                 times["sample"].append(f"{warps}: {microseconds(lambda: [sampled() for _ in range(40)]) / 40:.2f}")  # noqa: B023
                 given = inputs(rows, 0.9)
                 times["frame"].append(f"{warps}: {microseconds(partial(path.predict, *given)):.0f}")

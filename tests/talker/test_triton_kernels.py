@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from engine.talker import kernels
 from engine.talker.geometry import StackGeometry
 from engine.talker.layers import DecoderLayer, rotary_table
-from engine.talker.sampler import sample
+from engine.talker.sampler import sample, uniform
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -21,7 +21,8 @@ def test_sample(dtype, size):
     generator = torch.Generator().manual_seed(1)
     rows = 24
     logits = (torch.randn(rows, size, generator=generator) * 3).to(DEVICE, dtype)
-    draws = torch.rand(rows, 3, generator=generator).to(DEVICE)
+    seeds = torch.randint(-(1 << 62), 1 << 62, (rows, 1), generator=generator).to(DEVICE)
+    frames = torch.randint(0, 900, (rows,), generator=generator).to(DEVICE)
     temperature = torch.tensor([0.0, 0.9, 1.5, 0.7] * 6, device=DEVICE)
     top_k = torch.tensor([50, 50, size, 1, 1 << 30, 7] * 4, device=DEVICE)
     top_p = torch.tensor([1.0, 0.8, 1.0, 0.3, 1.0, 0.95, 0.01, 1.0] * 3, device=DEVICE)
@@ -29,10 +30,12 @@ def test_sample(dtype, size):
     codes = torch.zeros(rows, 4, dtype=torch.int64, device=DEVICE)
     normed, raw = table.new_empty(rows, 96), table.new_empty(rows, 96)
     kernels.sample[(rows,)](
-        logits, draws[:, 1], 3, temperature, top_p, 1, top_k, 1, codes[:, 2], 4, table, norm, normed, raw, 1e-6,
+        logits, seeds, frames, 3, temperature, top_p, 1, top_k, 1, codes[:, 2], 4, table, norm, normed, raw, 1e-6,
         SIZE=size, BLOCK=2048, BITS=16 if dtype == torch.bfloat16 else 32, WIDTH=96, WIDTH_BLOCK=128, NEXT=True,
     )  # fmt: skip
-    expected = sample(logits.float(), draws[:, 1], temperature, top_k, top_p)
+    expected = sample(
+        logits.float(), uniform(seeds[:, 0], frames, torch.full_like(frames, 3)), temperature, top_k, top_p
+    )
     assert (codes[:, 2] != expected).sum() <= 1  # a draw within rounding of a border
     assert codes[:, [0, 1, 3]].eq(0).all()
     found = table[codes[:, 2]]
