@@ -8,7 +8,47 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+
+
+class TokenSampler:
+    """Stands where vLLM's sampler stands once the model returns tokens: nothing is left to sample.
+
+    The sampler itself launches half a dozen kernels to find the ones in one-hot rows, and writes settings of each
+    request to the device that nobody reads.
+    """
+
+    def __init__(self, sampler: Any, after: Any) -> None:
+        self._sampler, self._after = sampler, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+    def add_request(self, *args: Any, **kwargs: Any) -> None:
+        if not self._after.direct:
+            self._sampler.add_request(*args, **kwargs)
+
+    def apply_staged_writes(self) -> None:
+        if not self._after.direct:
+            self._sampler.apply_staged_writes()
+
+    def __call__(self, logits: torch.Tensor, input_batch: Any) -> SamplerOutput:
+        """logits: [R] int64 tokens. Rows over the vocabulary, as during start-up, are sampled."""
+        if logits.dim() != 1:
+            return self._sampler(logits, input_batch)
+        sampled, rejected = get_num_sampled_and_rejected(
+            input_batch.seq_lens.new_ones(input_batch.num_reqs),
+            input_batch.seq_lens,
+            input_batch.cu_num_logits,
+            input_batch.idx_mapping,
+            self._sampler.req_states.prefill_len.gpu,
+        )
+        tokens = logits.clone().view(-1, 1)  # the graph's own buffer is overwritten by the next step
+        return SamplerOutput(
+            sampled_token_ids=tokens, logprobs_tensors=None, num_nans=None, num_sampled=sampled, num_rejected=rejected
+        )
 
 
 class TalkerModelState(DefaultModelState):
@@ -22,13 +62,19 @@ class TalkerModelState(DefaultModelState):
         if after is not None:
             after.rows = self.sample_rows
 
+    def custom_sampler(self, sampler: Any) -> tuple[Any, Any] | None:
+        """Asked once, after loading; None leaves vLLM's own."""
+        after: Any = self.model.after
+        return None if after is None else (TokenSampler(sampler, after), None)
+
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
         """Before every step. The returned arguments reach eager steps only, the tensors' contents reach both."""
         inputs = super().prepare_inputs(input_batch, req_states)
         count = input_batch.num_reqs
-        self.sample_rows.zero_()
+        if self.model.after is None:  # else rows beyond the count are told apart there
+            self.sample_rows.zero_()
+            self.sample_count.fill_(count)
         self.sample_rows[:count] = input_batch.logits_indices[:count]
-        self.sample_count.fill_(count)
         if input_batch.num_tokens != count:
             inputs["sample_rows"] = self.sample_rows[:count]
         return inputs

@@ -94,12 +94,13 @@ class TalkerModel(nn.Module):
         )
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Rows over vLLM's vocabulary: what `forward` returned, or what is made of its hidden states now."""
+        """Rows over vLLM's vocabulary: what `forward` returned, or what is made of its hidden states now. [R] tokens
+        where they are wanted themselves (`SpeakAfter.direct`)."""
         if self.after is None:
             return hidden_states
         tokens = self.after.speak(hidden_states)
         self._push_reports(tokens.shape[0])
-        return self._one_hot(tokens)
+        return tokens if self.after.direct else self._one_hot(tokens)
 
     def forward(
         self,

@@ -1,8 +1,8 @@
 """Where a frame's codes are made: inside the talker's step, or after it, in CUDA graphs of its own or eagerly.
 
-Inside is how Chorus runs. The others exist to be measured against: servers whose talker graph ends at the hidden state
-run the code predictor after it (vllm-omni #3221 eagerly, #3839 in graphs). Then `forward` returns hidden states, and
-what follows them runs in `compute_logits`, which vLLM calls once per step on the rows to be sampled, outside its graph.
+In graphs of its own is how Chorus runs on CUDA, inside the step elsewhere; eagerly exists to be measured against
+(vllm-omni #3221; #3839 has graphs). After the step means: `forward` returns hidden states, and what follows them runs
+in `compute_logits`, which vLLM calls once per step on the rows to be sampled, outside its graph.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ class _Rows:
     """The fixed buffers of a captured `speak` over B rows."""
 
     hidden: torch.Tensor  # [B, H]
-    slot: torch.Tensor  # [B] int64
-    frame: torch.Tensor  # [B] int64
-    valid: torch.Tensor  # [B] bool
     tokens: torch.Tensor  # [B] int64, output
 
 
@@ -35,7 +32,8 @@ class SpeakAfter:
 
     Attributes:
         rows: [max_rows] int64, which rows of the step are sampled; set by whoever knows (model-state hook on CUDA,
-            `TalkerModel.forward` on the CPU) before `speak`.
+            `TalkerModel.forward` on the CPU) before `speak`, valid row numbers beyond those, too.
+        direct: `compute_logits` returns the tokens themselves, for a sampler that takes them (hooks.TokenSampler).
         stats: steps replayed from a graph, steps run eagerly, rows added to fill graphs.
     """
 
@@ -48,6 +46,9 @@ class SpeakAfter:
         self._frame = torch.zeros(tokens, dtype=torch.int64, device=device)
         self._valid = torch.zeros(tokens, dtype=torch.bool, device=device)
         self.rows = torch.zeros(model.max_rows, dtype=torch.int64, device=device)
+        self._count = torch.zeros(1, dtype=torch.int64, device=device)  # how many of rows count
+        self._order = torch.arange(model.max_rows, device=device)
+        self.direct = False
         self._graphs: list[tuple[int, _Rows, Callable[[], None]]] = []  # (B, buffers, replay), ascending
         self.stats = {"graph_hits": 0, "eager": 0, "padded_rows": 0}
 
@@ -70,16 +71,10 @@ class SpeakAfter:
         """Capture a graph for each number of rows in `sizes`; once the weights are in place."""
         head = self._model.head
         for size in sorted(sizes, reverse=True):  # the largest first: the others fit into its memory
-            buffers = _Rows(
-                hidden=head.new_zeros(size, head.shape[1]),
-                slot=head.new_zeros(size, dtype=torch.int64),
-                frame=head.new_zeros(size, dtype=torch.int64),
-                valid=head.new_zeros(size, dtype=torch.bool),
-                tokens=head.new_zeros(size, dtype=torch.int64),
-            )
+            buffers = _Rows(hidden=head.new_zeros(size, head.shape[1]), tokens=head.new_zeros(size, dtype=torch.int64))
 
             def run(b: _Rows = buffers) -> None:
-                b.tokens.copy_(self._model.step.speak(b.hidden, b.slot, b.frame, b.valid))
+                b.tokens.copy_(self._speak(b.hidden))
 
             self._graphs.insert(0, (size, buffers, capture_with(run)))
 
@@ -92,20 +87,22 @@ class SpeakAfter:
         count = hidden.shape[0]
         if count > len(self.rows):
             return torch.zeros(count, dtype=torch.int64, device=hidden.device)
-        rows = self.rows[:count]
-        slot, frame = self._slot[rows], self._frame[rows]
-        valid = self._model.real(slot, frame, self._valid[rows])
+        self._count.fill_(count)
         for size, buffers, replay in self._graphs:
             if size < count:
                 continue
             buffers.hidden[:count].copy_(hidden)
-            buffers.slot[:count].copy_(slot)
-            buffers.frame[:count].copy_(frame)
-            buffers.valid.zero_()  # rows of an earlier, larger step
-            buffers.valid[:count].copy_(valid)
             replay()
             self.stats["graph_hits"] += 1
             self.stats["padded_rows"] += size - count
             return buffers.tokens[:count]
         self.stats["eager"] += 1
-        return self._model.step.speak(hidden, slot, frame, valid)
+        return self._speak(hidden)
+
+    def _speak(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of [B, H] rows, the first `_count` of which are real, those that make a frame; [B] tokens."""
+        count = hidden.shape[0]
+        rows = self.rows[:count]
+        slot, frame = self._slot[rows], self._frame[rows]
+        valid = self._valid[rows] & (self._order[:count] < self._count)
+        return self._model.step.speak(hidden, slot, frame, self._model.real(slot, frame, valid))

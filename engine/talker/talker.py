@@ -117,6 +117,7 @@ class Talker:
             self.model.reports.enabled = True  # type: ignore[attr-defined]
         if self.model.after is not None and settings.placement == "own_graph":
             self.model.after.capture(settings.predictor_sizes, CudaCapture())
+            self.model.after.direct = True
         try:
             self._warm_up()
             if self.model.probe is not None and settings.cudagraph == "full":
