@@ -94,7 +94,7 @@ class ThreadProfile:
 
     def __init__(self) -> None:
         self.profile, self.wanted, self._on = cProfile.Profile(), False, False
-        original = EngineLoop._take_commands
+        original = EngineLoop._check_deadlines  # once a turn
 
         def switched(loop: EngineLoop) -> None:
             if self.wanted != self._on:
@@ -102,7 +102,7 @@ class ThreadProfile:
                 self.profile.enable() if self._on else self.profile.disable()
             original(loop)
 
-        EngineLoop._take_commands = switched  # type: ignore[method-assign]
+        EngineLoop._check_deadlines = switched  # type: ignore[method-assign]
 
 
 def report(clock: Clock, figures: dict, wall: float) -> None:
