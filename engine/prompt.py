@@ -30,6 +30,7 @@ from engine.text_rows import TextRows
 from engine.tokenizer import load_tokenizer
 
 KEPT = 64  # voices (with language and layout) whose rows are kept: 2 to 4 MB each for a clip of 12 s
+FRAME = 8  # ids around those of a text
 GRAIN = 16384  # numbers that torch handles in the calling thread (its at::internal::GRAIN_SIZE is 32768)
 
 
@@ -82,12 +83,13 @@ class PromptBuilder(PromptChecks):
         self._dtype, self._pinned = dtype, pinned
         self._pad_row = self._final(pad)
         self._surroundings = lru_cache(maxsize=KEPT)(self._surround)
+        self._framed = lru_cache(maxsize=KEPT)(self._framed_ids)
 
     # ---- building ----------------------------------------------------------------------------------------------
 
     def count_tokens(self, text: str, instruct: str | None = None) -> int:
         """Tokens of a text, and of an instruction where it is read; the frame around them is not counted."""
-        return len(self._ids(text)) + (len(self._ids(instruct)) if instruct and self.takes_instruct else 0)
+        return len(self._framed(text)) - FRAME + (len(self._ids(instruct)) if instruct and self.takes_instruct else 0)
 
     @torch.inference_mode()
     def build(
@@ -123,9 +125,9 @@ class PromptBuilder(PromptChecks):
             non_streaming_text = self.checkpoint.task != "Base"
         embedding = None if speaker_embedding is None else np.asarray(speaker_embedding, dtype=np.float32)
         codes = None if reference_codes is None else np.ascontiguousarray(reference_codes, dtype=np.int64)
-        ids = self._ids(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n")
+        ids = self._framed(text)
         around = self._surroundings(
-            tuple(ids[:3]),
+            ids[:3],
             language_id,
             name,
             None if embedding is None else embedding.tobytes(),
@@ -214,6 +216,10 @@ class PromptBuilder(PromptChecks):
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text)
+
+    def _framed_ids(self, text: str) -> tuple[int, ...]:
+        """Three ids of the frame, those of the text, five of the frame. Kept for a while: two ask for one text."""
+        return tuple(self._ids(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n"))
 
     def _final(self, rows: torch.Tensor) -> torch.Tensor:
         """float32 [n, H] as it is copied to the talker. In pieces that torch converts without waking its threads."""

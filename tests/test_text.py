@@ -29,6 +29,22 @@ def test_clean(raw, spoken):
     assert clean(raw) == spoken
 
 
+def test_plain_text_is_cleaned_as_any_other(monkeypatch):
+    """It skips the patterns, as nothing in it would match."""
+    import random
+
+    from engine import text
+
+    rng, letters = random.Random(0), "aZ9.,;:!?'\"/%$()& -" + "*_`#[]<>~\n\t\u00a0é"
+    drawn = ["".join(rng.choices(letters[: rng.choice((20, 29))], k=rng.randrange(2, 40))) for _ in range(3000)]
+    drawn = [each for each in drawn if any(char.isalnum() for char in each)]
+    fast = [text._PLAIN.fullmatch(each) is not None for each in drawn]
+    found = [clean(each) for each in drawn]
+    monkeypatch.setattr(text, "_PLAIN", text.re.compile("(?!)"))
+    assert found == [clean(each) for each in drawn]
+    assert 300 < sum(fast) < len(fast) - 500
+
+
 @pytest.mark.parametrize("raw", ["", "   ", "...", "?!", "😀😀", "\n\t", "—", "```x```", "\u200b"])
 def test_nothing_to_say_is_refused(raw):  # CosyVoice #710
     with pytest.raises(InvalidText, match="nothing to say") as error:

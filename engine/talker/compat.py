@@ -6,6 +6,7 @@ vLLM is driven in this process at the level of its engine core: no tokenizer, no
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -315,23 +316,29 @@ class ServedEvent:
             time.sleep(SERVE_S)
 
 
-def request(identity: str, slot: int, length: int, max_frames: int, end_token: int) -> Any:
-    """A request to vLLM: the slot number as every prompt token; greedy, as sampling happens in the model."""
+@functools.lru_cache(maxsize=1024)
+def _parameters(max_frames: int, end_token: int) -> Any:
+    """Shared by requests of one length, as nobody changes them: checking them takes a quarter of adding a request."""
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine import EngineCoreRequest
 
-    parameters = SamplingParams(
+    return SamplingParams(
         temperature=0.0,
         max_tokens=max_frames,
         stop_token_ids=[end_token],
         ignore_eos=True,
         detokenize=False,
     )
+
+
+def request(identity: str, slot: int, length: int, max_frames: int, end_token: int) -> Any:
+    """A request to vLLM: the slot number as every prompt token; greedy, as sampling happens in the model."""
+    from vllm.v1.engine import EngineCoreRequest
+
     return EngineCoreRequest(
         request_id=identity,
         prompt_token_ids=[slot] * length,
         mm_features=None,
-        sampling_params=parameters,
+        sampling_params=_parameters(max_frames, end_token),
         pooling_params=None,
         arrival_time=time.time(),
         lora_request=None,
