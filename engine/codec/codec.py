@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from engine.checkpoint import Checkpoint
+from engine.codec import precision
 from engine.codec.decoder import CodecDecoder
 from engine.codec.encoder import CodecEncoder
 from engine.errors import CheckpointError, InvalidAudio
@@ -43,6 +44,7 @@ class Codec:
 
         Raises:
             CheckpointError: a tensor is missing, unknown or of another shape, or the config cannot be built.
+            ConfigError: these weights do not bear a `dtype` of 16 bits (precision.py).
         """
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.open(checkpoint)
@@ -59,7 +61,11 @@ class Codec:
         else:
             _load(encoder, checkpoint, "encoder.")
             _load(decoder, checkpoint, "decoder.")
-        return cls(encoder.to(device, torch.float32), decoder.to(device, dtype), groups)
+        wanted = None if dtype == torch.float32 else precision.spoken(decoder.to(device))
+        codec = cls(encoder.to(device, torch.float32), decoder.to(device).narrow(dtype), groups)
+        if wanted is not None:
+            precision.check(codec.decoder, wanted)
+        return codec
 
     def encode(self, pcm: np.ndarray) -> np.ndarray:
         """float32 [samples], mono 24 kHz -> int64 [ceil(samples / 1920), groups].

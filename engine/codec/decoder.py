@@ -119,12 +119,15 @@ class CodecDecoder(nn.Module):
     def init_state(
         self, batch: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> DecoderState:
-        """State of `batch` streams that have not begun; device and dtype default to the weights'."""
+        """State of `batch` streams that have not begun; device and dtype default to the weights', which may be of two
+        kinds (`narrow`): dtype is that behind the transformer."""
         weight = self.pre_conv.conv.weight
-        device, dtype = device or weight.device, dtype or weight.dtype
+        device, tail, dtype = device or weight.device, dtype or self.tail_dtype, weight.dtype
         last = self._channels_last_tail is not None
         histories = tuple(
-            torch.zeros(batch, *self._history_shape(m, last and m is not self.pre_conv), device=device, dtype=dtype)
+            torch.zeros(batch, *self._history_shape(m, False), device=device, dtype=dtype)
+            if m is self.pre_conv
+            else torch.zeros(batch, *self._history_shape(m, last), device=device, dtype=tail)
             for m in self._remembering()
         )
         c = self.config
@@ -132,6 +135,18 @@ class CodecDecoder(nn.Module):
         keys = tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in self.pre_transformer.layers)
         values = tuple(torch.zeros_like(k) for k in keys)
         return DecoderState(torch.zeros(batch, device=device, dtype=torch.int64), histories, keys, values)
+
+    @property
+    def tail_dtype(self) -> torch.dtype:
+        """Of the weights behind the transformer, where nearly all the work is."""
+        return self.decoder[0].conv.weight.dtype  # type: ignore[union-attr, return-value]
+
+    def narrow(self, dtype: torch.dtype) -> CodecDecoder:
+        """Put everything behind the transformer in `dtype`. The transformer stays as it is: activations of the embedded
+        voice's pass 80,000 (random codes), and float16 ends at 65,504."""
+        self.upsample.to(dtype)
+        self.decoder.to(dtype)
+        return self
 
     @property
     def history_lengths(self) -> list[int]:
@@ -212,7 +227,7 @@ class CodecDecoder(nn.Module):
     def decode_with(self, codes: Tensor, walk: StateWalk | None) -> Tensor:
         """The layers in order; `walk` tells each of them what came before (None: nothing)."""
         x = self.pre_conv(self.quantizer(codes), walk)  # [B, latent, T]
-        x = (self._compact_transformer or self.pre_transformer)(x.transpose(1, 2), walk)
+        x = (self._compact_transformer or self.pre_transformer)(x.transpose(1, 2), walk).to(self.tail_dtype)
         if self._channels_last_tail is not None:
             return self._channels_last_tail(x, walk)
         x = x.transpose(1, 2)
