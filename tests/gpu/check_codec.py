@@ -179,7 +179,7 @@ def main() -> None:
         began = time.perf_counter()
         try:
             with torch.inference_mode(), switches(tf32, search):
-                decoder = copy.deepcopy(base).to(device, dtype).freeze(**how)
+                decoder = copy.deepcopy(base).to(device).narrow(dtype).freeze(**how)
                 got = decode(decoder, codes, pieces)
                 print(f"result {name}: SNR {snr(got, want):.1f} dB against float32", flush=True)
                 profile(name, decoder, device)
