@@ -39,6 +39,22 @@ def test_placements_a_device_can_do(placement):
         TalkerSettings(device="cpu", predictor_placement=placement)
 
 
+def test_what_auto_means():
+    """Graphs of its own where prompts run in graphs; the same codes at any load need the same kernels at any load."""
+    assert TalkerSettings(device="cuda").placement == "own_graph"
+    for changes in ({"cudagraph": "none"}, {"cudagraph": "decode"}, {"deterministic": True}):
+        assert TalkerSettings(device="cuda", **changes).placement == "graph"
+    assert TalkerSettings(device="cpu").placement == "graph"  # inside the step, which is no graph there
+    assert TalkerSettings(device="cpu", predictor_placement="eager").placement == "eager"
+
+
+def test_sizes_of_the_predictors_graphs():
+    """Every small number of streams has a graph that it fills; the largest holds all seats."""
+    assert TalkerSettings(device="cuda", max_num_seqs=7).predictor_sizes == [1, 2, 3, 4, 6, 7]
+    assert TalkerSettings(device="cuda", max_num_seqs=64).predictor_sizes[-2:] == [48, 64]
+    assert TalkerSettings(device="cuda", max_num_seqs=1000).predictor_sizes[-1] == 1000
+
+
 def test_the_setting_of_the_engine_reaches_the_talker():
     config = EngineConfig.load(None, **{"talker.predictor_placement": "eager"})
     assert wiring.talker_settings(config, torch.device("cpu")).predictor_placement == "eager"
