@@ -102,7 +102,7 @@ class EngineConfig(Section):
     load_format: Literal["auto", "dummy"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on CUDA if stored so, else float32
-    threads: int = Field(0, ge=0)  # CPU threads of torch; 0: all cores
+    threads: int = Field(0, ge=0)  # CPU threads that torch may use to speak; 0: all cores. One suits small models
     voices_dir: str = "data/voices"  # saved voices
     trace: str | None = None  # JSON-lines file
     models: tuple[str, ...] = PUBLISHED  # offered by the page's model switcher; a folder of checkpoints stands for each

@@ -60,8 +60,6 @@ class Engine:
         log.info("settings %s: %s", config.hash, json.dumps(settings))
         self.checkpoint = Checkpoint.open(config.model_path, config.load_format)
         self.device = wiring.device(config)
-        if config.threads:
-            torch.set_num_threads(config.threads)
         self._trace = Trace(config.trace, config=config.hash, settings=settings, model=self.checkpoint.name)
         self.codec_device = wiring.codec_device(config, self.device)
         cuda = self.device.type == "cuda"
@@ -87,6 +85,7 @@ class Engine:
             max_active=config.talker.max_num_seqs,
             max_waiting=config.stream.max_waiting,
             trace=self._trace,
+            threads=config.threads,
         )
         self.voices = VoiceLibrary(
             wiring.inside_root(config.voices_dir), encode=self._encode_voice, checkpoint_id=self.checkpoint.id
@@ -282,7 +281,11 @@ class Engine:
     def _device_names(self) -> str:
         def named(device: torch.device) -> str:
             cuda = device.type == "cuda"
-            return torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
+            return (
+                torch.cuda.get_device_name(device)
+                if cuda
+                else f"CPU, {self.config.threads or torch.get_num_threads()} threads"
+            )
 
         apart = self.codec_device not in (self.device, torch.device(self.device.type, 0))
         return named(self.device) + (f"; codec on {self.codec_device}: {named(self.codec_device)}" if apart else "")

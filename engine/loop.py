@@ -6,9 +6,11 @@ cancel or a bad request never disturbs another stream.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,16 @@ from engine.talker.talker import Talker, TalkerFrames
 from engine.trace import Trace
 
 
+@contextlib.contextmanager
+def _own_threads() -> Iterator[None]:
+    """A number of threads that another thread sets for itself is also torch's for every thread to come: put back."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class EngineLoop:
     """Owns the talker, the codec runner and every job. One instance, one thread."""
 
@@ -33,7 +45,9 @@ class EngineLoop:
         max_active: int,
         max_waiting: int,
         trace: Trace,
+        threads: int = 0,
     ) -> None:
+        """threads: CPU threads of torch for what runs on the engine's thread; 0 leaves them alone."""
         self._talker = talker
         self._codec = codec
         self._max_active = max_active
@@ -49,10 +63,13 @@ class EngineLoop:
         self._known: set[str] = set()  # ids submitted and not ended; guarded by _wake
         self._queue_moved = False
         self._prefills = 0  # prompts added since the last step
+        self._begun = threading.Event()
         self._closing = False
         self._failure: str | None = None
-        self._thread = threading.Thread(target=self._run, name="chorus-engine", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._run, args=(threads,), name="chorus-engine", daemon=True)
+        with _own_threads():
+            self._thread.start()
+            self._begun.wait()
 
     # ---- from any thread ---------------------------------------------------------------------------------------
 
@@ -114,7 +131,11 @@ class EngineLoop:
 
     # ---- the thread --------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, threads: int) -> None:
+        if threads:
+            torch.get_num_threads()  # a thread takes over the process's number at its first call: that is done now
+            torch.set_num_threads(threads)
+        self._begun.set()
         try:
             with torch.inference_mode():
                 while self._wait_for_work():

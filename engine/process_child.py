@@ -108,9 +108,11 @@ class Child:
         threading.Thread(target=self._watch, args=(os.getppid(),), name="chorus-watch", daemon=True).start()
         try:
             if (message := self._connection.recv())[0] == "prepare":
+                _limit_threads(message[1])
                 _import_everything(message[1])
                 self._outbox.send("prepared")
                 message = self._connection.recv()
+            _limit_threads(message[1])
             self._start(message[1])
         except EOFError:
             return 0
@@ -190,6 +192,12 @@ class Child:
                 self._outbox.send("failed", EngineFailed(str(failure)))
                 self._outbox.close()
                 os._exit(1)
+
+
+def _limit_threads(settings: dict[str, Any]) -> None:
+    """Before torch and vLLM are loaded: each brings its own OpenMP, and only the environment reaches both."""
+    if settings.get("threads") and "torch" not in sys.modules:
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings["threads"]))
 
 
 def _import_everything(settings: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from engine.errors import EngineBusy, InvalidRequest, InvalidText, UnknownVoice
 from engine.request import SAMPLES_PER_FRAME, SamplingOverrides, SpeechRequest
@@ -201,6 +202,31 @@ def test_a_step_takes_in_what_it_can_prefill(tmp_path):
 
 
 @pytest.mark.slow
+def test_threads_are_those_of_the_engines_thread(voice, monkeypatch):
+    """Who shares the process keeps his own."""
+    from engine.engine import Engine
+    from engine.talker.talker import Talker
+    from tests.conftest import small_engine_config
+
+    before, seen, step = torch.get_num_threads(), [], Talker.step
+
+    def watched(talker):
+        seen.append(torch.get_num_threads())
+        return step(talker)
+
+    monkeypatch.setattr(Talker, "step", watched)
+    wanted = 3 if before != 3 else 2
+    with Engine.from_config(small_engine_config(threads=wanted)) as limited:
+        seen.clear()  # the warm-up's, in this thread
+        speak(limited, "Hello there.", voice, max_frames=4)
+        later = []
+        other = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        assert limited.info.device_name == f"CPU, {wanted} threads"
+    assert set(seen) == {wanted} and torch.get_num_threads() == before and later == [before]
+
+
 def test_codec_modes_and_policies_speak_alike():
     """Windowed decoding, no batching, admission 1; codec state on the host, predictor after the step: experiments, and
     other ways to the same stream while it is short."""

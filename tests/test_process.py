@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from engine import process_child
 from engine.errors import (
     CheckpointError,
     ChorusError,
@@ -62,6 +63,20 @@ def test_the_child_speaks_like_the_engine_in_this_process(process, engine, name)
     assert there.input_tokens == here.input_tokens > 7  # words and stops: at least one token each
     np.testing.assert_allclose(pcm_of(there), pcm_of(here), atol=1e-4)
     assert there.result.frames == 12 and there.result.finish_reason == here.result.finish_reason
+
+
+def test_the_child_tells_every_library_how_many_threads_it_may_have(monkeypatch):
+    """torch and vLLM bring an OpenMP each: only the environment reaches both, and only before they are loaded."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    process_child._limit_threads({"threads": 1})
+    assert "OMP_NUM_THREADS" not in os.environ  # torch is here already
+    monkeypatch.delitem(sys.modules, "torch")
+    process_child._limit_threads({"threads": 0})
+    assert "OMP_NUM_THREADS" not in os.environ
+    process_child._limit_threads({"threads": 1})
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    process_child._limit_threads({"threads": 2})  # set by now, as by a user
+    assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_a_clip_is_prepared_across_the_border(process, engine, name):
@@ -237,6 +252,7 @@ def test_a_start_that_cannot_work_says_why(tmp_path):
 
 SCRIPT = """
 import time
+from engine import process_child
 from engine.process import EngineProcess
 from tests.conftest import small_engine_config
 engine = EngineProcess(small_engine_config(), wait=False)
