@@ -280,12 +280,10 @@ class Engine:
 
     def _device_names(self) -> str:
         def named(device: torch.device) -> str:
-            cuda = device.type == "cuda"
-            return (
-                torch.cuda.get_device_name(device)
-                if cuda
-                else f"CPU, {self.config.threads or torch.get_num_threads()} threads"
-            )
+            if device.type == "cuda":
+                return torch.cuda.get_device_name(device)
+            threads = self.config.threads or torch.get_num_threads()
+            return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
 
         apart = self.codec_device not in (self.device, torch.device(self.device.type, 0))
         return named(self.device) + (f"; codec on {self.codec_device}: {named(self.codec_device)}" if apart else "")
