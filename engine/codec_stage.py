@@ -16,6 +16,7 @@ from engine.job import Job
 from engine.scheduler import CodecBatch, CodecQueue, SchedulerSettings
 from engine.trace import Trace
 
+FIRST_WAIT_STREAMS, FIRST_WAIT_S = 8, 3e-3  # see `run`; with more streams the thread has no time to spare
 PRIMED_STATES = 64  # codec states kept after the reference clip of a voice, least recently used dropped
 
 
@@ -73,7 +74,7 @@ class CodecStage:
         """Whether every frame of an ended job was decoded and handed out."""
         return self._queue.done(job.id) and job.in_flight == 0
 
-    def run(self, *, wait: bool) -> Iterator[tuple[Job, np.ndarray, int]]:
+    def run(self, *, wait: bool, first_wait: bool = False) -> Iterator[tuple[Job, np.ndarray, int]]:
         """Launch chunks that are due; yields (job, float32 PCM, frames) of what is ready, in launch order.
 
         On a GPU no more than `in_flight` launches are under way. What is due beyond that waits here, where it is put in
@@ -81,6 +82,8 @@ class CodecStage:
         came, a launch for every one or two streams.
 
         `wait` waits for the device, until nothing is due: right when the talker has nothing to do meanwhile.
+        `first_wait` waits for a first chunk for up to 3 ms, at few streams: right when the talker's next step will hold
+        the thread for longer.
         """
         yield from self._collect()
         while True:
@@ -91,6 +94,20 @@ class CodecStage:
             if not wait or not self._launched:
                 break
             yield from self._collect(wait=True)
+        if first_wait and self._first_came():
+            yield from self._collect()
+
+    def _first_came(self) -> bool:
+        """Whether a first chunk under way came within FIRST_WAIT_S."""
+        firsts = [launch.decoded for launch in self._launched if any(job.chunks == 0 for job in launch.jobs)]
+        if not firsts or len(self._jobs) > FIRST_WAIT_STREAMS:
+            return False
+        until = time.monotonic() + FIRST_WAIT_S
+        while not firsts[0].ready:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(5e-5)
+        return True
 
     def _launch_all(self, batch: CodecBatch) -> Iterator[tuple[Job, np.ndarray, int]]:
         left = list(batch.streams)

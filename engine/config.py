@@ -69,8 +69,8 @@ class CodecConfig(Section):
     in_flight: int = Field(2, ge=1)  # codec steps that a GPU may have before it; more due chunks wait and share steps
     gather: int = Field(1, ge=1)  # streams with time in hand wait until so many can share a codec step
     capture: tuple[tuple[int, int], ...] = ()  # (batch, frames) graphs; (): from the chunk schedule
-    # auto: float32 (TF32 convolutions on CUDA). float16: 1.7 times as fast on an H200, 55 dB from exact; but the start
-    # takes a minute longer (cuDNN measures its kernels), and activations must stay below 65504
+    # auto: float32 (TF32 on CUDA). float16, behind the transformer: 1.7 times as fast on an H200, 55 dB from exact; but
+    # the start takes a minute longer (cuDNN measures its kernels). Refused where the weights do not bear it
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 

@@ -245,15 +245,17 @@ class EngineLoop:
         job.ending, job.detail = reason, detail
 
     def _run_codec(self) -> None:
-        self._hand_out_chunks(wait=not self._talker.busy)
+        # A step that ran ahead serves while the host waits for it (`_serve`); without one nobody would.
+        first_wait = self._talker.settings.scheduler_mode == "sync"
+        self._hand_out_chunks(wait=not self._talker.busy, first_wait=first_wait)
         for job in list(self._active.values()):
             if job.trouble is not None:
                 self._end(job, job.trouble)
             elif job.ending is not None and job.talker_id is None and self._codec.finished(job):
                 self._end(job, job.ending)
 
-    def _hand_out_chunks(self, wait: bool) -> None:
-        for job, samples, frames in self._codec.run(wait=wait):
+    def _hand_out_chunks(self, wait: bool, first_wait: bool) -> None:
+        for job, samples, frames in self._codec.run(wait=wait, first_wait=first_wait):
             chunk = job.emit(samples, frames)
             self._counts["frames"] += frames
             self._trace.event("chunk", job.id, index=chunk.index, frames=frames)
@@ -266,7 +268,7 @@ class EngineLoop:
         Nothing that ends a request: vLLM is in the middle of a step that may be about it."""
         self._take_commands(submitted_only=True)
         self._admit()
-        self._hand_out_chunks(wait=False)
+        self._hand_out_chunks(wait=False, first_wait=False)
 
     # ---- endings -----------------------------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
 """The codec's side of the engine's thread: who waits for whom when voices are heard for the first time."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
+from engine import codec_stage
 from engine.codec.graphs import CodecRunner
 from engine.codec_stage import CodecStage
 from engine.config import WatchdogConfig
@@ -135,3 +137,35 @@ def test_a_busy_device_gets_two_steps_and_the_rest_shares_the_next(decoder):  # 
         whole = decoder(spoken[int(name[1:])][None])[0, 0].numpy()
         assert abs(samples - whole).max() <= LIMIT
     assert all(stage.finished(each) for each in jobs)
+
+
+@pytest.mark.parametrize(
+    ("streams", "wait_s", "in_time"), [(1, 5.0, True), (8, 5.0, True), (9, 5.0, False), (1, 0.0, False)]
+)
+def test_a_first_chunk_is_waited_for_where_asked(decoder, monkeypatch, streams, wait_s, in_time):  # noqa: F811
+    """The next step takes the engine's thread 5 ms and more; a chunk that comes meanwhile would wait for its end."""
+    monkeypatch.setattr(codec_stage, "FIRST_WAIT_S", wait_s)
+    runner = SlowRunner(decoder, slots=9, after=0.05)
+    stage = CodecStage(runner, SchedulerSettings(schedule=(FRAMES,)), Trace(None))
+    jobs, spoken = [job(f"s{i}", None, None) for i in range(streams)], codes(2, FRAMES, seed=8)
+    for each in jobs:
+        stage.open(each)
+    stage.produced(jobs[0], spoken[0].T.numpy(), ended=False)
+    heard = list(stage.run(wait=False, first_wait=True))
+    assert [each.id for each, _, _ in heard] == (["s0"] if in_time else [])
+    for each, samples, frames in heard or stage.run(wait=True):
+        each.emit(samples, frames)
+    runner.after = None
+    stage.produced(jobs[0], spoken[1].T.numpy(), ended=True)
+    began = time.monotonic()
+    assert list(stage.run(wait=False, first_wait=True)) == []  # later chunks are heard in time without
+    assert time.monotonic() - began < 3.0
+
+
+def test_where_steps_run_ahead_no_chunk_is_waited_for(decoder):  # noqa: F811
+    runner = SlowRunner(decoder, slots=1, after=0.05)
+    stage = CodecStage(runner, SchedulerSettings(schedule=(FRAMES,)), Trace(None))
+    (one,) = [job("one", None, None)]
+    stage.open(one)
+    stage.produced(one, codes(1, FRAMES, seed=8)[0].T.numpy(), ended=False)
+    assert list(stage.run(wait=False)) == []
