@@ -61,7 +61,9 @@ class Codec:
         else:
             _load(encoder, checkpoint, "encoder.")
             _load(decoder, checkpoint, "decoder.")
-        wanted = None if dtype == torch.float32 else precision.spoken(decoder.to(device))
+        # Random weights are there to be measured: noise has no precision to lose.
+        asked = dtype != torch.float32 and checkpoint.load_format != "dummy"
+        wanted = precision.spoken(decoder.to(device)) if asked else None
         codec = cls(encoder.to(device, torch.float32), decoder.to(device).narrow(dtype), groups)
         if wanted is not None:
             precision.check(codec.decoder, wanted)
