@@ -143,7 +143,7 @@ class CodecDecoder(nn.Module):
 
     def narrow(self, dtype: torch.dtype) -> CodecDecoder:
         """Put everything behind the transformer in `dtype`. The transformer stays as it is: activations of the embedded
-        voice's pass 80,000 (random codes), and float16 ends at 65,504."""
+        voice's pass 80,000, and float16 ends at 65,504."""
         self.upsample.to(dtype)
         self.decoder.to(dtype)
         return self
