@@ -20,7 +20,7 @@ _MARKDOWN = (
     (re.compile(r"(?<![\w*])[*_](?=\S)([^*_\n]+?)(?<=\S)[*_](?![\w*])"), r"\1"),
     (re.compile(r"`([^`\n]+)`"), r"\1"),
 )
-# Holds nothing that the patterns above or `_speakable` would change; most text is, and looks are 20 times as quick.
+# Holds nothing that the patterns above or `_speakable` would change; most text is such, and needs one look for all.
 _PLAIN = re.compile(r"[A-Za-z0-9.,;:!?'\"/%$()&](?:[A-Za-z0-9.,;:!?'\"/%$()& -]*[A-Za-z0-9.,;:!?'\"/%$()& ])?")
 _JOINERS = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff\ufe0e\ufe0f\u20e3]")
 _LINE_ENDS = re.compile(r"\s*\n\s*(?:\n\s*)*")
