@@ -58,7 +58,6 @@ class EngineLoop:
         self._waiting: OrderedDict[str, Job] = OrderedDict()
         self._active: dict[str, Job] = {}
         self._by_talker: dict[str, Job] = {}
-        talker.serve = self._serve
         self._counts: Counter[str] = Counter()
         self._known: set[str] = set()  # ids submitted and not ended; guarded by _wake
         self._queue_moved = False
@@ -66,6 +65,7 @@ class EngineLoop:
         self._begun = threading.Event()
         self._closing = False
         self._failure: str | None = None
+        talker.serve_while_waiting(self._serve)
         self._thread = threading.Thread(target=self._run, args=(threads,), name="chorus-engine", daemon=True)
         with _own_threads():
             self._thread.start()

@@ -14,7 +14,7 @@ import torch
 
 from engine.cuda_graphs import CudaCapture
 from engine.errors import ChorusError, ConfigError, EngineClosed, EngineFailed, InvalidRequest
-from engine.talker import compat, derived_config, weights
+from engine.talker import compat, derived_config, host_work, weights
 from engine.talker.frames import PinnedReports
 from engine.talker.geometry import TalkerGeometry
 from engine.talker.settings import TalkerSettings
@@ -74,7 +74,6 @@ class Talker:
         self._running: dict[str, _Running] = {}
         self._by_ticket: dict[int, _Running] = {}
         self._ticket = 0
-        self.serve: Callable[[], None] = lambda: None  # called again and again while `step` waits; it may call `add`
         self._no_frames = np.empty((0, self.geometry.groups), np.int64)
         self.self_check: list[Any] = []  # selfcheck.Comparison of every graph, where there are graphs
         compat.kv_cache_bytes(self.geometry, settings)  # refuses before anything is imported or made
@@ -109,7 +108,7 @@ class Talker:
                 raise
             except Exception as error:
                 raise EngineFailed(f"vLLM did not start: {type(error).__name__}: {error}") from error
-        compat.serve_while_waiting(self._client, self._served)
+        host_work.spare_allocations(self._client)
         self.model: TalkerModel = compat.model(self._client)
         self._pool = SlotPool(settings.slot_count)
         if self.model.head.is_cuda:
@@ -143,6 +142,10 @@ class Talker:
             self.step()
 
     # ---- requests ---------------------------------------------------------------------------------------------
+
+    def serve_while_waiting(self, serve: Callable[[], None]) -> None:
+        """Have `serve`, which may call `add`, called again and again while `step` waits for a GPU."""
+        host_work.serve_while_waiting(self._client, serve)
 
     @property
     def free_slots(self) -> int:
@@ -248,9 +251,6 @@ class Talker:
             if output.finish_reason is not None:
                 entry.finish = "stop" if ended else "length"
         return self._hand_out()
-
-    def _served(self) -> None:
-        self.serve()
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[None]:

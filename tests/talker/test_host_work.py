@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from engine.talker import SlotOptions, Talker, TalkerSettings, compat
+from engine.talker import SlotOptions, Talker, TalkerSettings, compat, host_work
 from tests.talker.driving import SMALL, Collector, Random, geometry_config, prompt
 
 
@@ -52,7 +52,7 @@ def test_requests_that_come_while_the_host_waits_speak_as_alone(monkeypatch):
             if left and len(served) % 5 == 0:
                 talker.add(left[0], *given[left.pop(0)])
 
-        talker.serve = serve
+        talker.serve_while_waiting(serve)
         talker.add("a", *given["a"])
         collector = Collector(talker).run()
     assert not left and len(served) > 30
@@ -71,7 +71,7 @@ def scheduler_of(kinds: list, asked: list, caching: bool = False) -> SimpleNames
         asked.append((request.num_computed_tokens, count)) or "some"
     )
     core = SimpleNamespace(scheduler=SimpleNamespace(kv_cache_manager=manager))
-    compat.spare_allocations(SimpleNamespace(engine_core=core))
+    host_work.spare_allocations(SimpleNamespace(engine_core=core))
     return manager
 
 
