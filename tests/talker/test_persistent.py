@@ -1,0 +1,80 @@
+"""The predictor in one kernel against torch. On a GPU with programs that wait for each other, in Triton's interpreter
+with a single one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+pytest.importorskip("vllm")
+
+from engine.talker.geometry import TalkerGeometry
+from engine.talker.persistent import PersistentPredictor, Shape
+from engine.talker.predictor import CodePredictor
+from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
+from tests.talker.driving import geometry_config
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# programs, warps, rows of wide and of narrow products for each warp, columns
+SHAPES = [Shape(16, 4, 4, 2, 64), Shape(24, 8, 2, 1, 128)] if DEVICE == "cuda" else [Shape(1, 4, 64, 32, 64)]
+
+
+def both(hidden: int, shape: Shape, dtype: torch.dtype = torch.float32) -> tuple[CodePredictor, PersistentPredictor]:
+    geometry = TalkerGeometry.from_config(geometry_config(hidden=hidden, width=64, depth=2, groups=4, codes=48))
+    torch.manual_seed(3)
+    with torch.device(DEVICE):
+        predictor = CodePredictor(geometry).to(dtype)
+        for name, weight in predictor.named_parameters():
+            weight.data.normal_(1 if name.endswith("norm") else 0, 0.1)
+        predictor.finish_loading()
+        one = PersistentPredictor(SimpleNamespace(predictor=predictor, geometry=geometry), shape)
+        one.finish_loading()
+    return predictor, one
+
+
+def inputs(rows: int, hidden: int, heat: float, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    integers, reals = torch.zeros(rows, 7, dtype=torch.int64), torch.ones(rows, 5)
+    integers[:, SEED], integers[:, SUB_TOP_K] = torch.arange(rows) * 13 + seed, 20
+    reals[:, SUB_TEMPERATURE], reals[:, SUB_TOP_P] = heat, 0.9
+    first = torch.randint(0, 48, (rows,), generator=generator)
+    given = torch.randn(rows, hidden, generator=generator), first, integers, reals, torch.arange(rows)
+    return tuple(each.to(DEVICE) for each in given)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("hidden", [64, 128])
+def test_codes(hidden, shape):
+    """Greedy and sampled codes equal those of the plain predictor, without and with projection; time after time."""
+    predictor, one = both(hidden, shape)
+    for rows, heat in ((1, 0.0), (1, 0.9), (3, 0.9)):
+        for seed in range(8 if DEVICE == "cuda" else 2):
+            given = inputs(rows, hidden, heat, seed)
+            assert torch.equal(one.predict(*given), predictor(*given))
+            assert not one.counters.any()
+
+
+def test_matrices_lie_in_memory_once():
+    predictor, one = both(64, SHAPES[0])
+    for index, layer in enumerate(predictor.layers):
+        assert layer.qkv.data_ptr() == one.stacked["qkv"][index].data_ptr()
+
+
+def test_a_row_does_not_see_the_others():
+    _, one = both(64, SHAPES[0])
+    given = inputs(3, 64, 0.9)
+    together = one.predict(*given)
+    given[0][:2] = torch.nan
+    assert torch.equal(one.predict(*given)[2], together[2])
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="the interpreter cuts bfloat16 off")
+def test_bfloat16():
+    predictor, one = both(64, SHAPES[0], torch.bfloat16)
+    given = inputs(4, 64, 0.0)
+    given = (given[0].bfloat16(), *given[1:])
+    agree = (one.predict(*given) == predictor(*given)).float().mean()
+    assert agree > 0.7  # roundings differ, and a group follows from the one before
