@@ -45,15 +45,6 @@ DONE:
     mov.b32 $0, 0;
 }""")
 
-_ASK = tl.constexpr("""{
-    .reg .pred p;
-    .reg .b32 t;
-    mov.u32 t, %tid.x;
-    setp.eq.u32 p, t, 0;
-    @p cp.async.bulk.prefetch.L2.global [$1], $2;
-    mov.b32 $0, 0;
-}""")
-
 
 @triton.jit
 def arrive(counter, round, PROGRAMS: tl.constexpr):
@@ -79,7 +70,7 @@ def wait(counter, round, PROGRAMS: tl.constexpr):
 def part(
     weight,
     tile,
-    N: tl.constexpr,
+    N,
     K: tl.constexpr,
     PAIRS: tl.constexpr,
     WARPS: tl.constexpr,
@@ -99,22 +90,6 @@ def part(
     if CHUNKS * BLOCK_K > K:
         inside = inside & (k < K)
     return tl.load(weight + n * K + k, mask=inside, other=0.0)
-
-
-@triton.jit
-def ask(weight, tile, N: tl.constexpr, K: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, ASK: tl.constexpr):
-    """Have what `part` will read, with ROWS for WARPS * EACH, brought into L2: by one thread, without registers."""
-    if ASK:
-        EACH: tl.constexpr = ROWS // 2 if PAIRS else ROWS
-        SIZE: tl.constexpr = EACH * K * weight.dtype.element_ty.primitive_bitwidth // 8
-        first = tile * EACH
-        if first + EACH <= N:
-            tl.inline_asm_elementwise(
-                _ASK, "=r,l,r", [(weight + first * K).to(tl.int64), SIZE], dtype=tl.int32, is_pure=False, pack=1
-            )
-            if PAIRS:
-                place = (weight + (N + first) * K).to(tl.int64)
-                tl.inline_asm_elementwise(_ASK, "=r,l,r", [place, SIZE], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -290,8 +265,9 @@ def attend(
 
 @triton.jit
 def predict(
-    start,  # [rows, 2, HIDDEN]: the input rows of positions 0 and 1
-    codes,  # [rows, GROUPS] int64: groups 1 .. GROUPS - 1 are written
+    start,  # [rows, HIDDEN]: the input rows of position 0
+    first,  # [rows] int64: code 0
+    codes,  # [rows, GROUPS] int64: the result
     counters,  # [64] int32, zero: left so
     # scratch of a frame, in the weights' dtype
     x,  # [rows, HIDDEN]
@@ -308,7 +284,8 @@ def predict(
     norms,  # [LAYERS, 2 * HIDDEN + 2 * DIM]: of the input, after the attention, of queries, of keys
     last_norm,  # [HIDDEN]
     heads,  # [GROUPS - 1, VOCAB, HIDDEN]
-    table,  # [GROUPS - 1, VOCAB, HIDDEN]: the input rows of each code
+    table,  # [GROUPS - 1, VOCAB, HIDDEN]: the input row of each code
+    first_table,  # [vocabulary, HIDDEN]: that of code 0
     rotary,  # [positions, DIM]
     # settings of the rows
     seeds,  # [rows] int64, integer_stride apart, like top_k
@@ -335,7 +312,7 @@ def predict(
     EACH: tl.constexpr,  # rows of a matrix for each warp at a time: q/k/v, gate and up, head
     NARROW: tl.constexpr,  # output, down
     BLOCK_K: tl.constexpr,
-    ASK: tl.constexpr,  # whether the next layer's matrices are asked for
+    EARLY: tl.constexpr,
 ):
     """A frame's codes from 1 on. Grid (PROGRAMS,)."""
     QKV: tl.constexpr = (HEADS + 2 * KV_HEADS) * DIM
@@ -362,7 +339,8 @@ def predict(
     round = tl.zeros((), tl.int32)
     turn = tl.zeros((), tl.int32)
     for mine in range(last, COUNT, PROGRAMS):
-        tl.store(x + mine * HIDDEN + column, tl.load(start + mine * 2 * HIDDEN + column, mask=within), mask=within)
+        tl.store(x + mine * HIDDEN + column, tl.load(start + mine * HIDDEN + column, mask=within), mask=within)
+        tl.store(codes + mine * GROUPS, tl.load(first + mine))
     round = arrive(counters, round, PROGRAMS)
     a = part(qkv_weight, pid, QKV, HIDDEN, False, WARPS, EACH, BLOCK_K)
     b = a
@@ -377,10 +355,8 @@ def predict(
             after = tl.where(layer + 1 < LAYERS, layer + 1, 0)
             weights = norms + layer * NORMS + HIDDEN
             gate_up = gate_up_weight + layer * 2 * WIDE * HIDDEN
-            down = down_weight + layer * HIDDEN * WIDE
             following = qkv_weight + after * QKV * HIDDEN
             after_output = output_weight + after * HIDDEN * INNER
-            after_gate_up = gate_up_weight + after * 2 * WIDE * HIDDEN
 
             one = normed(x, norm, eps, HIDDEN, True, WARPS, BLOCK_K)
             found = product(a, x, norm, one, eps, HIDDEN, True, ROWS, WARPS, EACH, BLOCK_K)
@@ -390,10 +366,15 @@ def predict(
                 store(qkv, found, pid + PROGRAMS, QKV, ROWS, WARPS, EACH)
             round = arrive(counters, round, PROGRAMS)
 
+            if EARLY:
+                d = part(gate_up, pid, WIDE, HIDDEN, True, WARPS, EACH, BLOCK_K)
+                e, f = d, d
+                if GATE_PARTS > 1:
+                    e = part(gate_up, pid + PROGRAMS, WIDE, HIDDEN, True, WARPS, EACH, BLOCK_K)
             if last < SPEAKERS:
                 for item in range(last, SPEAKERS, PROGRAMS):
-                    mine, head = item // HEADS, item % HEADS
-                    keys = cache + ((layer * 2 * COUNT + mine) * KV_HEADS + head // (HEADS // KV_HEADS)) * GROUPS * DIM
+                    mine, query = item // HEADS, item % HEADS
+                    keys = cache + ((layer * 2 * COUNT + mine) * KV_HEADS + query // (HEADS // KV_HEADS)) * GROUPS * DIM
                     values = keys + COUNT * KV_HEADS * GROUPS * DIM
                     past = remember(keys, values, position, last < SPEAKERS, DIM, GROUPS)
                     if PROGRAMS > 1:
@@ -407,7 +388,7 @@ def predict(
                         weights + HIDDEN,
                         weights + HIDDEN + DIM,
                         rotary,
-                        head,
+                        query,
                         position,
                         eps,
                         scale,
@@ -419,14 +400,11 @@ def predict(
                 arrive(heard, turn, PROGRAMS)
             turn += 1
             added = residual(x, pid, HIDDEN, ROWS, WARPS, NARROW)
-            d = part(gate_up, pid, WIDE, HIDDEN, True, WARPS, EACH, BLOCK_K)
-            e, f = d, d
-            if GATE_PARTS > 1:
-                e = part(gate_up, pid + PROGRAMS, WIDE, HIDDEN, True, WARPS, EACH, BLOCK_K)
-            ask(following, pid, QKV, HIDDEN, False, TILE, ASK)
-            if QKV_PARTS > 1:
-                ask(following, pid + PROGRAMS, QKV, HIDDEN, False, TILE, ASK)
-            ask(after_output, pid, HIDDEN, INNER, False, SLIM, ASK)
+            if not EARLY:
+                d = part(gate_up, pid, WIDE, HIDDEN, True, WARPS, EACH, BLOCK_K)
+                e, f = d, d
+                if GATE_PARTS > 1:
+                    e = part(gate_up, pid + PROGRAMS, WIDE, HIDDEN, True, WARPS, EACH, BLOCK_K)
             wait(heard, turn, SPEAKERS if PROGRAMS > 1 else 1)
 
             one = normed(attended, norm, eps, INNER, False, WARPS, BLOCK_K)
@@ -436,12 +414,7 @@ def predict(
             norm = vector(weights, HIDDEN, WARPS, BLOCK_K)
             if GATE_PARTS > 2:
                 f = part(gate_up, pid + 2 * PROGRAMS, WIDE, HIDDEN, True, WARPS, EACH, BLOCK_K)
-            w = part(down, pid, HIDDEN, WIDE, False, WARPS, NARROW, BLOCK_K)
-            ask(after_gate_up, pid, WIDE, HIDDEN, True, TILE, ASK)
-            if GATE_PARTS > 1:
-                ask(after_gate_up, pid + PROGRAMS, WIDE, HIDDEN, True, TILE, ASK)
-            if GATE_PARTS > 2:
-                ask(after_gate_up, pid + 2 * PROGRAMS, WIDE, HIDDEN, True, TILE, ASK)
+            w = part(down_weight + layer * HIDDEN * WIDE, pid, HIDDEN, WIDE, False, WARPS, NARROW, BLOCK_K)
             wait(counters, round, PROGRAMS)
 
             one = normed(x, norm, eps, HIDDEN, True, WARPS, BLOCK_K)
@@ -455,14 +428,12 @@ def predict(
                 store_gated(active, found, pid + 2 * PROGRAMS, WIDE, ROWS, WARPS, EACH)
             round = arrive(counters, round, PROGRAMS)
             added = residual(x, pid, HIDDEN, ROWS, WARPS, NARROW)
-            if layer + 1 < LAYERS:
-                norm = vector(weights - HIDDEN + NORMS, HIDDEN, WARPS, BLOCK_K)
-                a = part(following, pid, QKV, HIDDEN, False, WARPS, EACH, BLOCK_K)
-            else:
-                group = tl.maximum(position - 1, 0)
-                norm = vector(last_norm, HIDDEN, WARPS, BLOCK_K)
-                a = part(heads + group * VOCAB * HIDDEN, pid, VOCAB, HIDDEN, False, WARPS, EACH, BLOCK_K)
-            ask(down_weight + after * HIDDEN * WIDE, pid, HIDDEN, WIDE, False, SLIM, ASK)
+            # What comes next, as one load: of two branches the registers would wait for both.
+            inner = layer + 1 < LAYERS
+            head = heads + tl.maximum(position - 1, 0) * VOCAB * HIDDEN
+            norm = vector(tl.where(inner, weights - HIDDEN + NORMS, last_norm), HIDDEN, WARPS, BLOCK_K)
+            given, bound = tl.where(inner, following, head), tl.where(inner, QKV, VOCAB)
+            a = part(given, pid, bound, HIDDEN, False, WARPS, EACH, BLOCK_K)
             wait(counters, round, PROGRAMS)
 
             one = normed(active, norm, eps, WIDE, False, WARPS, BLOCK_K)
@@ -473,8 +444,6 @@ def predict(
             if QKV_PARTS > 1:
                 b = part(following, pid + PROGRAMS, QKV, HIDDEN, False, WARPS, EACH, BLOCK_K)
             o = part(after_output, pid, HIDDEN, INNER, False, WARPS, NARROW, BLOCK_K)
-            if layer == 0:
-                ask(heads + tl.maximum(position - 1, 0) * VOCAB * HIDDEN, pid, VOCAB, HIDDEN, False, TILE, ASK)
             wait(counters, round, PROGRAMS)
 
         if position > 0:
@@ -483,21 +452,21 @@ def predict(
             store(logits, found, pid, VOCAB, ROWS, WARPS, EACH)
         round = arrive(counters, round, PROGRAMS)
         if last < COUNT:
-            wait(counters, round, PROGRAMS)
             for mine in range(last, COUNT, PROGRAMS):
+                seed, frame = tl.load(seeds + mine * integer_stride), tl.load(frames + mine)
+                heat, share = tl.load(temperature + mine * real_stride), tl.load(top_p + mine * real_stride)
+                kept = tl.load(top_k + mine * integer_stride)
+                code = tl.load(first + mine)
+                source = first_table
+                if PROGRAMS > 1:
+                    wait(counters, round, PROGRAMS)
                 if position > 0:
                     scores = tl.load(logits + mine * VOCAB + lane, mask=lane < VOCAB, other=float("-inf"))
-                    seed, frame = tl.load(seeds + mine * integer_stride), tl.load(frames + mine)
                     draw = uniform(seed, frame, tl.cast(position, tl.int64))
-                    heat, share = tl.load(temperature + mine * real_stride), tl.load(top_p + mine * real_stride)
-                    kept = tl.load(top_k + mine * integer_stride)
                     code = drawn(scores.to(tl.float32), lane, VOCAB, BITS, draw, heat, share, kept).to(tl.int64)
                     tl.store(codes + mine * GROUPS + position, code)
-                    entered = tl.load(table + ((position - 1) * VOCAB + code) * HIDDEN + column, mask=within)
-                    tl.store(x + mine * HIDDEN + column, entered, mask=within)
-                else:
-                    entered = tl.load(start + (mine * 2 + 1) * HIDDEN + column, mask=within)
-                    tl.store(x + mine * HIDDEN + column, entered, mask=within)
+                    source = table + (position - 1) * VOCAB * HIDDEN
+                tl.store(x + mine * HIDDEN + column, tl.load(source + code * HIDDEN + column, mask=within), mask=within)
         round = arrive(counters, round, PROGRAMS)
         norm = vector(norms, HIDDEN, WARPS, BLOCK_K)
         a = part(qkv_weight, pid, QKV, HIDDEN, False, WARPS, EACH, BLOCK_K)

@@ -67,10 +67,10 @@ class TalkerModel(nn.Module):
         if predictor == "plain":  # torch operations throughout; settings.py refuses layers of another kind with it
             return TorchStep(self)
         if device.type == "cuda":
-            if "skinny" in (predictor, layers):
+            if predictor in ("skinny", "persistent") or layers == "skinny":
                 from engine.talker.skinny import SkinnyStep
 
-                return SkinnyStep(self, predictor == "skinny", layers == "skinny", self.fp8)
+                return SkinnyStep(self, predictor, layers == "skinny", self.fp8)
             from engine.talker.fused import FusedStep
 
             return FusedStep(self)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 
 from engine.talker import kernels_persistent
@@ -15,6 +14,7 @@ from engine.talker.layers import decoder_layers
 from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
 
 if TYPE_CHECKING:
+    from engine.talker.geometry import TalkerGeometry
     from engine.talker.model import TalkerModel
 
 
@@ -27,10 +27,28 @@ class Shape(NamedTuple):
     each: int = 2
     narrow: int = 1
     block_k: int = 256
-    ask: bool = False
+    early: bool = True
 
 
 SHAPE = Shape()
+MOST_ROWS = 2  # streams; with more of them the programs have too much to hold
+
+
+def fits(geometry: TalkerGeometry, device: torch.device, rows: int = MOST_ROWS, shape: Shape = SHAPE) -> bool:
+    """Whether the device can hold all programs at once, and each its part of every matrix."""
+    g, wide, narrow = geometry.predictor, shape.programs * shape.warps * shape.each, shape.programs * shape.warps
+    heads = g.heads // g.kv_heads, g.head_dim
+    suits = (
+        g.qkv_width <= 2 * wide
+        and 2 * g.intermediate <= 3 * wide
+        and g.hidden <= narrow * shape.narrow
+        and geometry.predictor_vocab <= wide
+        and rows * g.heads <= shape.programs
+        and all(size & (size - 1) == 0 for size in heads)
+    )
+    if not suits or device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    return torch.cuda.get_device_properties(device).multi_processor_count >= shape.programs
 
 
 class PersistentPredictor:
@@ -66,8 +84,7 @@ class PersistentPredictor:
         predictor, g, groups = self.predictor, self.geometry.predictor, self.geometry.groups
         rows, layers = hidden.shape[0], len(predictor.layers)
         codes = first.new_empty(rows, groups)
-        codes[:, 0] = first
-        start = torch.stack([predictor.project(hidden), F.embedding(first, predictor.projected_first)], dim=1)
+        start = predictor.project(hidden).contiguous()
         vocab = predictor.heads.shape[1]
         widths = g.hidden, g.qkv_width, g.heads * g.head_dim, g.intermediate, vocab
         padded = triton.next_power_of_2(rows)  # a kernel's rows are a power of two; nobody reads the padding's results
@@ -76,6 +93,7 @@ class PersistentPredictor:
         shape = self.shape
         kernels_persistent.predict[(shape.programs,)](
             start,
+            first,
             codes,
             self.counters,
             *scratch,
@@ -84,6 +102,7 @@ class PersistentPredictor:
             predictor.norm,
             predictor.heads,
             predictor.projected,
+            predictor.projected_first,
             predictor.rotary,
             integers[:, SEED],
             integers[:, SUB_TOP_K],
@@ -109,7 +128,7 @@ class PersistentPredictor:
             EACH=shape.each,
             NARROW=shape.narrow,
             BLOCK_K=shape.block_k,
-            ASK=shape.ask,
+            EARLY=shape.early,
             num_warps=shape.warps,
         )
         return codes

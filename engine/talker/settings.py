@@ -12,14 +12,14 @@ CHOICES = {
     "device": ("cpu", "cuda"),
     "load_format": ("auto", "dummy"),
     "cudagraph": ("full", "decode", "none"),
-    "predictor": ("auto", "fused", "skinny", "plain"),
+    "predictor": ("auto", "fused", "skinny", "persistent", "plain"),
     "predictor_weights": ("auto", "fp8"),
     "predictor_placement": ("auto", "graph", "own_graph", "eager"),
     "layers": ("auto", "separate", "skinny"),
 }
 
 # What "auto" means where any load may give other roundings.
-AUTO_PREDICTOR = "skinny"
+AUTO_PREDICTOR = "persistent"
 AUTO_LAYERS = "skinny"
 PREDICTOR_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows of graphs of its own
 
@@ -42,10 +42,12 @@ class TalkerSettings:
         cudagraph: "full" captures decode steps and steps with a prefill, "decode" only the former. CUDA only.
         capture_sizes: token counts to capture; those above max_num_batched_tokens are left out.
         predictor: "fused" (kernels of our own), "skinny" (for one or two streams on CUDA in bfloat16 fewer ones, that
-            read the matrices themselves; otherwise as fused) or "plain" (torch operations, for comparison); "auto" is
-            skinny, with `deterministic` fused.
+            read the matrices themselves; otherwise as fused), "persistent" (for those a single kernel, on a Hopper GPU
+            and where the model's sizes suit it; otherwise as skinny) or "plain" (torch operations, for comparison);
+            "auto" is persistent, with `deterministic` fused.
         predictor_weights: "auto" is `dtype`; "fp8" rounds the predictor's matrices to eight bits (fp8.py), which shifts
-            the sampled distribution slightly. The same weights on every path; skinny's kernels read half the bytes.
+            the sampled distribution slightly. The same weights on every path; skinny's kernels read half the bytes,
+            persistent has none for them (and is skinny then).
         predictor_placement: where code 0 and the predictor run: "graph" inside the talker's step and its graph;
             "own_graph" after it in graphs of their own, of as many rows as there are frames to make (the talker's graph
             of a step with a prompt always holds max_num_seqs); "eager" after it without any, to be measured against.
@@ -130,10 +132,10 @@ class TalkerSettings:
 
     def _check_skinny(self) -> None:
         for name, other in (("predictor", "fused"), ("layers", "separate")):
-            if self.deterministic and getattr(self, name) == "skinny":
+            if self.deterministic and getattr(self, name) in ("skinny", "persistent"):
                 raise ConfigError(
-                    f"talker.{name} is skinny, which sums in another order for another number of streams; "
-                    f"talker.deterministic asks for the same codes at any load: set talker.{name} to auto or {other}",
+                    f"talker.{name} is {getattr(self, name)}, which sums in another order for another number of "
+                    f"streams; talker.deterministic asks for the same codes at any load: set talker.{name} to auto or {other}",
                     field=f"talker.{name}",
                 )
         if self.predictor == "plain" and self.layers == "skinny":

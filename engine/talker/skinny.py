@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from engine.talker import kernels_skinny
+from engine.talker import kernels_skinny, persistent
 from engine.talker.fp8 import MATRICES, quantize
 from engine.talker.fused import FusedStep, norm_rows
 from engine.talker.launches import attend, sample
@@ -190,15 +190,20 @@ class SkinnyStep(FusedStep):
     """As FusedStep, with the predictor of up to MOST_ROWS streams, the layers of a step of up to LAYER_ROWS rows, or
     both in fewer kernels: bfloat16 only."""
 
-    def __init__(self, model: TalkerModel, predictor: bool, layers: bool, fp8: bool) -> None:
-        """`predictor`, `layers`: which of the two; `fp8`: the predictor's weights."""
+    def __init__(self, model: TalkerModel, predictor: str, layers: bool, fp8: bool) -> None:
+        """`predictor`: TalkerSettings'; `layers`: whether they run here, too; `fp8`: the predictor's weights."""
         super().__init__(model)
-        self.fp8 = fp8
-        self.skinny = SkinnyPredictor(model) if predictor and model.head.dtype == torch.bfloat16 else None
+        self.fp8, half = fp8, model.head.dtype == torch.bfloat16
+        self.skinny = SkinnyPredictor(model) if predictor in ("skinny", "persistent") and half else None
+        self.persistent = None
+        if predictor == "persistent" and half and not fp8 and persistent.fits(model.geometry, model.head.device):
+            self.persistent = persistent.PersistentPredictor(model)
         self.skinny_layers = layers and self.fused_rotary  # which asks for bfloat16, too
 
     def finish_loading(self) -> None:
         super().finish_loading()
+        if self.persistent is not None:  # first: it moves the matrices
+            self.persistent.finish_loading()
         if self.skinny is not None:
             self.skinny.finish_loading(self.fp8)
 
@@ -233,6 +238,8 @@ class SkinnyStep(FusedStep):
         reals: torch.Tensor,
         frame: torch.Tensor,
     ) -> torch.Tensor:
+        if self.persistent is not None and hidden.shape[0] <= persistent.MOST_ROWS:
+            return self.persistent.predict(hidden, first, integers, reals, frame)
         if self.skinny is None or hidden.shape[0] > MOST_ROWS:
             return super().predict(hidden, first, integers, reals, frame)
         return self.skinny.predict(hidden, first, integers, reals, frame)

@@ -3,6 +3,7 @@ with a single one."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 pytest.importorskip("triton")
 pytest.importorskip("vllm")
 
+from engine.geometry import published_config
 from engine.talker.geometry import TalkerGeometry
-from engine.talker.persistent import PersistentPredictor, Shape
+from engine.talker.persistent import PersistentPredictor, Shape, fits
 from engine.talker.predictor import CodePredictor
 from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
 from tests.talker.driving import geometry_config
@@ -69,6 +71,24 @@ def test_a_row_does_not_see_the_others():
     together = one.predict(*given)
     given[0][:2] = torch.nan
     assert torch.equal(one.predict(*given)[2], together[2])
+
+
+def test_where_it_suits(monkeypatch):
+    """The published sizes on a Hopper GPU with 132 multiprocessors; not another one, nor heads in threes."""
+    gpu = {"capability": (9, 0), "multi_processor_count": 132}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu["capability"])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**gpu))
+    published = TalkerGeometry.from_config(published_config("1.7b-base") or {})
+    cuda = torch.device("cuda")
+    assert fits(published, cuda)
+    assert not fits(published, torch.device("cpu"))
+    assert not fits(replace(published, predictor=replace(published.predictor, heads=24)), cuda)
+    assert not fits(replace(published, predictor=replace(published.predictor, intermediate=4096)), cuda)
+    for other in ({"capability": (8, 0)}, {"multi_processor_count": 114}):
+        with monkeypatch.context() as patch:
+            for name, value in other.items():
+                patch.setitem(gpu, name, value)
+            assert not fits(published, cuda)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="the interpreter cuts bfloat16 off")

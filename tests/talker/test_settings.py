@@ -26,6 +26,7 @@ from tests.talker.driving import geometry_config, prompt
         ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "max_num_batched_tokens"),
         ({"deterministic": True}, "deterministic"),
         ({"device": "cuda", "deterministic": True, "predictor": "skinny"}, "predictor"),
+        ({"device": "cuda", "deterministic": True, "predictor": "persistent"}, "predictor"),
         ({"predictor": "skinnier"}, "predictor"),
         ({"device": "cuda", "deterministic": True, "layers": "skinny"}, "layers"),
         ({"predictor": "plain", "layers": "skinny"}, "layers"),
@@ -43,7 +44,7 @@ def test_settings_refused(changes, field):
 
 def test_what_auto_means_for_the_predictor():
     assert TalkerSettings(predictor="plain").predictor_path == "plain"
-    assert TalkerSettings().predictor_path == AUTO_PREDICTOR == "skinny"
+    assert TalkerSettings().predictor_path == AUTO_PREDICTOR == "persistent"
     assert TalkerSettings(device="cuda", deterministic=True).predictor_path == "fused"
 
 

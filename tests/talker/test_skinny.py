@@ -12,6 +12,7 @@ from torch import nn
 pytest.importorskip("triton")
 pytest.importorskip("vllm")
 
+from engine.talker import persistent
 from engine.talker import skinny as module
 from engine.talker.fp8 import dequantize, quantize, round_weights
 from engine.talker.fused import FusedStep
@@ -101,9 +102,13 @@ def test_many_rows_and_float32_take_the_separate_kernels(monkeypatch):
     step = SkinnyStep.__new__(SkinnyStep)
     monkeypatch.setattr(FusedStep, "predict", lambda self, *given: "fused")
     few, many = torch.zeros(MOST_ROWS, 4), torch.zeros(MOST_ROWS + 1, 4)
-    step.skinny = SimpleNamespace(predict=lambda *given: "skinny")
+    step.skinny, step.persistent = SimpleNamespace(predict=lambda *given: "skinny"), None
     assert step.predict(few, *[few] * 4) == "skinny" and step.predict(many, *[many] * 4) == "fused"
-    step.skinny = None
+    step.persistent = SimpleNamespace(predict=lambda *given: "persistent")
+    assert step.predict(few, *[few] * 4) == "persistent" and step.predict(many, *[many] * 4) == "fused"
+    monkeypatch.setattr(persistent, "MOST_ROWS", 1)
+    assert step.predict(few, *[few] * 4) == "skinny"
+    step.skinny = step.persistent = None
     assert step.predict(few, *[few] * 4) == "fused"
 
 
@@ -191,8 +196,11 @@ def test_which_layers_run_in_few_kernels(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_predictor_and_layers_are_chosen_one_by_one(dtype):
-    """The model's step on CUDA; in float32 nothing is skinny, whatever is asked for."""
+def test_predictor_and_layers_are_chosen_one_by_one(dtype, monkeypatch):
+    """The model's step on CUDA; in float32 nothing is skinny, whatever is asked for. Persistent includes skinny, for
+    where it does not suit: another GPU or model, eight bits."""
+    suits = {"geometry": True}
+    monkeypatch.setattr(persistent, "fits", lambda *given: suits["geometry"])
     model, half = SimpleNamespace(fp8=False), dtype == torch.bfloat16
     model.geometry = TalkerGeometry.from_config(geometry_config(head_dim=64))
     model.head, model.max_positions, model.max_rows = torch.zeros(1, dtype=dtype), 16, 2
@@ -205,6 +213,9 @@ def test_predictor_and_layers_are_chosen_one_by_one(dtype):
             if isinstance(step, SkinnyStep):
                 assert (step.skinny is not None) == (predictor == "skinny" and half)
                 assert step.skinny_layers == (layers == "skinny" and half)
+    for model.fp8, suits["geometry"], expected in ((False, True, half), (False, False, False), (True, True, False)):
+        step = TalkerModel._step(model, "persistent", "separate", cuda, dtype)
+        assert (step.persistent is not None, step.skinny is not None) == (expected, half)
     assert type(TalkerModel._step(model, "plain", "separate", cuda, dtype)) is TorchStep
     assert type(TalkerModel._step(model, "fused", "skinny", torch.device("cpu"), torch.bfloat16)) is TorchStep
 
