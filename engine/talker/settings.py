@@ -42,8 +42,8 @@ class TalkerSettings:
         cudagraph: "full" captures decode steps and steps with a prefill, "decode" only the former. CUDA only.
         capture_sizes: token counts to capture; those above max_num_batched_tokens are left out.
         predictor: "fused" (kernels of our own), "skinny" (for one or two streams on CUDA in bfloat16 fewer ones, that
-            read the matrices themselves; otherwise as fused), "persistent" (for those a single kernel, on a Hopper GPU
-            and where the model's sizes suit it; otherwise as skinny) or "plain" (torch operations, for comparison);
+            read the matrices themselves; otherwise as fused), "persistent" (for one stream a single kernel, on a Hopper
+            GPU and where the model's sizes suit it; otherwise as skinny) or "plain" (torch operations, for comparison);
             "auto" is persistent, with `deterministic` fused.
         predictor_weights: "auto" is `dtype`; "fp8" rounds the predictor's matrices to eight bits (fp8.py), which shifts
             the sampled distribution slightly. The same weights on every path; skinny's kernels read half the bytes,
@@ -135,7 +135,8 @@ class TalkerSettings:
             if self.deterministic and getattr(self, name) in ("skinny", "persistent"):
                 raise ConfigError(
                     f"talker.{name} is {getattr(self, name)}, which sums in another order for another number of "
-                    f"streams; talker.deterministic asks for the same codes at any load: set talker.{name} to auto or {other}",
+                    f"streams; talker.deterministic asks for the same codes at any load: set talker.{name} to auto or "
+                    f"{other}",
                     field=f"talker.{name}",
                 )
         if self.predictor == "plain" and self.layers == "skinny":

@@ -238,7 +238,7 @@ class SkinnyStep(FusedStep):
         reals: torch.Tensor,
         frame: torch.Tensor,
     ) -> torch.Tensor:
-        if self.persistent is not None and hidden.shape[0] <= persistent.MOST_ROWS:
+        if self.persistent is not None and hidden.shape[0] == 1:
             return self.persistent.predict(hidden, first, integers, reals, frame)
         if self.skinny is None or hidden.shape[0] > MOST_ROWS:
             return super().predict(hidden, first, integers, reals, frame)

@@ -1,5 +1,6 @@
-"""The kernels of one or two streams (skinny.py) on a CUDA machine, 1.7B geometry with random weights in bfloat16:
-whether they are right, which tiles suit them, what the code predictor and the talker's layers cost on each path.
+"""The kernels of one or two streams (skinny.py, persistent.py) on a CUDA machine, 1.7B geometry with random weights in
+bfloat16: whether they are right, which tiles suit them, what the code predictor and the talker's layers cost on each
+path.
 
     python3 tests/gpu/check_predictor.py [predictor] [talker] [small]
 
@@ -33,6 +34,7 @@ from engine.talker.fp8 import dequantize, quantize, round_weights
 from engine.talker.fused import FusedStep
 from engine.talker.geometry import TalkerGeometry
 from engine.talker.layers import DecoderLayer, rms_norm, rotary_table
+from engine.talker.persistent import PersistentPredictor
 from engine.talker.predictor import CodePredictor
 from engine.talker.skinny import LAYER_TILES, Matrix, SkinnyPredictor, SkinnyStep, Tile, linear, tile
 from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
@@ -136,8 +138,8 @@ def inputs(rows: int, heat: float) -> tuple[torch.Tensor, ...]:
     return hidden, first, integers, reals, torch.arange(rows)
 
 
-def predictors() -> dict[str, FusedStep | SkinnyPredictor]:
-    """The same weights, which eight bits hold exactly, on each path."""
+def predictors() -> dict[str, FusedStep | SkinnyPredictor | PersistentPredictor]:
+    """The same weights, which eight bits hold exactly, on each path. Persistent is for one row."""
     predictor = CodePredictor(GEOMETRY)
     generator = torch.Generator(device=DEVICE).manual_seed(0)
     for name, weight in predictor.named_parameters():
@@ -148,9 +150,11 @@ def predictors() -> dict[str, FusedStep | SkinnyPredictor]:
     plain = FusedStep.__new__(FusedStep)
     plain.model = model  # type: ignore[assignment]
     wide, eight = SkinnyPredictor(model), SkinnyPredictor(model)  # type: ignore[arg-type]
+    one = PersistentPredictor(model)  # type: ignore[arg-type]
+    one.finish_loading()  # first: it moves the matrices
     wide.finish_loading(False)
     eight.finish_loading(True)
-    return {"fused": plain, "skinny": wide, "skinny fp8": eight}
+    return {"fused": plain, "skinny": wide, "skinny fp8": eight, "persistent": one}
 
 
 def check_predict(paths: dict, name: str, rows: int) -> None:
@@ -167,7 +171,8 @@ def check_predict(paths: dict, name: str, rows: int) -> None:
 def frames(paths: dict, how: str) -> None:
     for name, path in paths.items():
         with survives(f"predict, {name}, {how}"):
-            times = {rows: microseconds(partial(path.predict, *inputs(rows, 0.9))) / 1e3 for rows in ROWS}
+            most = ROWS[:1] if name == "persistent" else ROWS
+            times = {rows: microseconds(partial(path.predict, *inputs(rows, 0.9))) / 1e3 for rows in most}
             result(f"ms a frame by rows, {name}, {how}: {'  '.join(f'{n}: {t:.3f}' for n, t in times.items())}")
 
 
@@ -250,6 +255,7 @@ def main() -> None:
             small(predictors()["fused"])
         if "predictor" in parts:
             paths = predictors()
+            check_predict(paths, "persistent", 1)
             for name, rows in itertools.product(("skinny", "skinny fp8"), ROWS):
                 check_predict(paths, name, rows)
             frames(paths, "with overlap")

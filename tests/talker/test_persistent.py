@@ -20,8 +20,8 @@ from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
 from tests.talker.driving import geometry_config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# programs, warps, rows of wide and of narrow products for each warp, columns
-SHAPES = [Shape(16, 4, 4, 2, 64), Shape(24, 8, 2, 1, 128)] if DEVICE == "cuda" else [Shape(1, 4, 64, 32, 64)]
+# programs, warps, rows of wide and of narrow products for each warp
+SHAPES = [Shape(16, 4, 4, 2), Shape(24, 8, 2, 1)] if DEVICE == "cuda" else [Shape(1, 4, 64, 32)]
 
 
 def both(hidden: int, shape: Shape, dtype: torch.dtype = torch.float32) -> tuple[CodePredictor, PersistentPredictor]:
@@ -37,13 +37,13 @@ def both(hidden: int, shape: Shape, dtype: torch.dtype = torch.float32) -> tuple
     return predictor, one
 
 
-def inputs(rows: int, hidden: int, heat: float, seed: int = 0) -> tuple[torch.Tensor, ...]:
+def inputs(hidden: int, heat: float, seed: int) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
-    integers, reals = torch.zeros(rows, 7, dtype=torch.int64), torch.ones(rows, 5)
-    integers[:, SEED], integers[:, SUB_TOP_K] = torch.arange(rows) * 13 + seed, 20
+    integers, reals = torch.zeros(1, 7, dtype=torch.int64), torch.ones(1, 5)
+    integers[:, SEED], integers[:, SUB_TOP_K] = seed, 20
     reals[:, SUB_TEMPERATURE], reals[:, SUB_TOP_P] = heat, 0.9
-    first = torch.randint(0, 48, (rows,), generator=generator)
-    given = torch.randn(rows, hidden, generator=generator), first, integers, reals, torch.arange(rows)
+    first = torch.randint(0, 48, (1,), generator=generator)
+    given = torch.randn(1, hidden, generator=generator), first, integers, reals, torch.tensor([seed + 3])
     return tuple(each.to(DEVICE) for each in given)
 
 
@@ -52,9 +52,9 @@ def inputs(rows: int, hidden: int, heat: float, seed: int = 0) -> tuple[torch.Te
 def test_codes(hidden, shape):
     """Greedy and sampled codes equal those of the plain predictor, without and with projection; time after time."""
     predictor, one = both(hidden, shape)
-    for rows, heat in ((1, 0.0), (1, 0.9), (3, 0.9)):
+    for heat in (0.0, 0.9):
         for seed in range(8 if DEVICE == "cuda" else 2):
-            given = inputs(rows, hidden, heat, seed)
+            given = inputs(hidden, heat, seed)
             assert torch.equal(one.predict(*given), predictor(*given))
             assert not one.counters.any()
 
@@ -65,16 +65,8 @@ def test_matrices_lie_in_memory_once():
         assert layer.qkv.data_ptr() == one.stacked["qkv"][index].data_ptr()
 
 
-def test_a_row_does_not_see_the_others():
-    _, one = both(64, SHAPES[0])
-    given = inputs(3, 64, 0.9)
-    together = one.predict(*given)
-    given[0][:2] = torch.nan
-    assert torch.equal(one.predict(*given)[2], together[2])
-
-
 def test_where_it_suits(monkeypatch):
-    """The published sizes on a Hopper GPU with 132 multiprocessors; not another one, nor heads in threes."""
+    """The published sizes on a Hopper GPU with 132 multiprocessors; not another one, nor other sizes."""
     gpu = {"capability": (9, 0), "multi_processor_count": 132}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu["capability"])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**gpu))
@@ -82,7 +74,7 @@ def test_where_it_suits(monkeypatch):
     cuda = torch.device("cuda")
     assert fits(published, cuda)
     assert not fits(published, torch.device("cpu"))
-    assert not fits(replace(published, predictor=replace(published.predictor, heads=24)), cuda)
+    assert not fits(replace(published, predictor=replace(published.predictor, head_dim=96)), cuda)
     assert not fits(replace(published, predictor=replace(published.predictor, intermediate=4096)), cuda)
     for other in ({"capability": (8, 0)}, {"multi_processor_count": 114}):
         with monkeypatch.context() as patch:
@@ -94,7 +86,9 @@ def test_where_it_suits(monkeypatch):
 @pytest.mark.skipif(DEVICE != "cuda", reason="the interpreter cuts bfloat16 off")
 def test_bfloat16():
     predictor, one = both(64, SHAPES[0], torch.bfloat16)
-    given = inputs(4, 64, 0.0)
-    given = (given[0].bfloat16(), *given[1:])
-    agree = (one.predict(*given) == predictor(*given)).float().mean()
-    assert agree > 0.7  # roundings differ, and a group follows from the one before
+    agree = []
+    for seed in range(8):
+        given = inputs(64, 0.0, seed)
+        given = (given[0].bfloat16(), *given[1:])
+        agree.append((one.predict(*given) == predictor(*given)).float().mean())
+    assert sum(agree) / len(agree) > 0.7  # roundings differ, and a group follows from the one before

@@ -105,9 +105,9 @@ def test_many_rows_and_float32_take_the_separate_kernels(monkeypatch):
     step.skinny, step.persistent = SimpleNamespace(predict=lambda *given: "skinny"), None
     assert step.predict(few, *[few] * 4) == "skinny" and step.predict(many, *[many] * 4) == "fused"
     step.persistent = SimpleNamespace(predict=lambda *given: "persistent")
-    assert step.predict(few, *[few] * 4) == "persistent" and step.predict(many, *[many] * 4) == "fused"
-    monkeypatch.setattr(persistent, "MOST_ROWS", 1)
-    assert step.predict(few, *[few] * 4) == "skinny"
+    one = torch.zeros(1, 4)
+    assert step.predict(one, *[one] * 4) == "persistent" and step.predict(few, *[few] * 4) == "skinny"
+    assert step.predict(many, *[many] * 4) == "fused"
     step.skinny = step.persistent = None
     assert step.predict(few, *[few] * 4) == "fused"
 
