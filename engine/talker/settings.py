@@ -19,7 +19,7 @@ CHOICES = {
 }
 
 # What "auto" means where any load may give other roundings.
-AUTO_PREDICTOR = "persistent"
+AUTO_PREDICTOR = "skinny"
 AUTO_LAYERS = "skinny"
 PREDICTOR_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows of graphs of its own
 
@@ -44,7 +44,7 @@ class TalkerSettings:
         predictor: "fused" (kernels of our own), "skinny" (for one or two streams on CUDA in bfloat16 fewer ones, that
             read the matrices themselves; otherwise as fused), "persistent" (for one stream a single kernel, on a Hopper
             GPU and where the model's sizes suit it; otherwise as skinny) or "plain" (torch operations, for comparison);
-            "auto" is persistent, with `deterministic` fused.
+            "auto" is skinny, with `deterministic` fused.
         predictor_weights: "auto" is `dtype`; "fp8" rounds the predictor's matrices to eight bits (fp8.py), which shifts
             the sampled distribution slightly. The same weights on every path; skinny's kernels read half the bytes,
             persistent has none for them (and is skinny then).
