@@ -47,7 +47,10 @@ def fits(geometry: TalkerGeometry, device: torch.device, shape: Shape = SHAPE) -
 
 
 class PersistentPredictor:
-    """Runs a predictor's weights. Needs Triton only, so tests run it in Triton's interpreter (one program)."""
+    """Runs a predictor's weights where they fit (`fits`): elsewhere programs would wait for others that never start.
+
+    Needs Triton only, so tests run it in Triton's interpreter (one program).
+    """
 
     def __init__(self, model: TalkerModel, shape: Shape = SHAPE) -> None:
         """Reads `model.predictor` and `model.geometry`."""

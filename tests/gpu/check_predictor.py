@@ -34,7 +34,7 @@ from engine.talker.fp8 import dequantize, quantize, round_weights
 from engine.talker.fused import FusedStep
 from engine.talker.geometry import TalkerGeometry
 from engine.talker.layers import DecoderLayer, rms_norm, rotary_table
-from engine.talker.persistent import PersistentPredictor
+from engine.talker.persistent import PersistentPredictor, fits
 from engine.talker.predictor import CodePredictor
 from engine.talker.skinny import LAYER_TILES, Matrix, SkinnyPredictor, SkinnyStep, Tile, linear, tile
 from engine.talker.slots import SEED, SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
@@ -150,11 +150,14 @@ def predictors() -> dict[str, FusedStep | SkinnyPredictor | PersistentPredictor]
     plain = FusedStep.__new__(FusedStep)
     plain.model = model  # type: ignore[assignment]
     wide, eight = SkinnyPredictor(model), SkinnyPredictor(model)  # type: ignore[arg-type]
-    one = PersistentPredictor(model)  # type: ignore[arg-type]
-    one.finish_loading()  # first: it moves the matrices
+    paths: dict[str, FusedStep | SkinnyPredictor | PersistentPredictor] = {"fused": plain, "skinny": wide}
+    if fits(GEOMETRY, torch.device(DEVICE)):  # elsewhere its programs would wait for others that never start
+        one = PersistentPredictor(model)  # type: ignore[arg-type]
+        one.finish_loading()  # first: it moves the matrices
+        paths["persistent"] = one
     wide.finish_loading(False)
     eight.finish_loading(True)
-    return {"fused": plain, "skinny": wide, "skinny fp8": eight, "persistent": one}
+    return paths | {"skinny fp8": eight}
 
 
 def check_predict(paths: dict, name: str, rows: int) -> None:
@@ -255,7 +258,8 @@ def main() -> None:
             small(predictors()["fused"])
         if "predictor" in parts:
             paths = predictors()
-            check_predict(paths, "persistent", 1)
+            if "persistent" in paths:
+                check_predict(paths, "persistent", 1)
             for name, rows in itertools.product(("skinny", "skinny fp8"), ROWS):
                 check_predict(paths, name, rows)
             frames(paths, "with overlap")
