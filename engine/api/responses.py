@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.api.errors import error_body, in_api_words, json_line
 from engine.api.formats import MEDIA_TYPES, AvEncoder, Encoder, stream_encoder
-from engine.api.listening import ClientGone, Listener, while_connected
+from engine.api.listening import Client, ClientGone, Listener
 from engine.api.metrics import Call
 from engine.api.schema import SpeechBody
 from engine.errors import ChorusError, DeadlineExceeded, EngineClosed, EngineFailed
@@ -34,7 +34,10 @@ class StreamedSpeech(Response):
         call: Call,
         trace: Trace,
         headers: dict[str, str],
+        client: Client,
     ) -> None:
+        """`client`: watched until the end of the response."""
+        self._client = client
         self._sse = body.stream_format == "sse"
         kind = "text/event-stream" if self._sse else MEDIA_TYPES[body.response_format]
         super().__init__(media_type=kind, headers={**headers, "x-accel-buffering": "no"})
@@ -49,7 +52,7 @@ class StreamedSpeech(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send(send))
+            await self._client.while_here(self._send(send))
             self._call.end("done")
         except (ClientGone, OSError):
             self._call.end("cancelled")
@@ -57,6 +60,7 @@ class StreamedSpeech(Response):
             self._call.end("failed")
             raise  # the server closes the connection, so that a cut stream does not look whole
         finally:
+            self._client.close()
             self._listener.stream.cancel()
 
     async def _send(self, send: Send) -> None:

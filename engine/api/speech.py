@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from engine.api.errors import UnknownModel, documented
 from engine.api.formats import MEDIA_TYPES, encode_file
-from engine.api.listening import ClientGone, Listener, while_connected
+from engine.api.listening import Client, ClientGone, Listener
 from engine.api.metrics import Call, Metrics
 from engine.api.references import reference_bytes
 from engine.api.responses import StreamedSpeech, header_text, no_audio, result_headers
@@ -69,19 +69,26 @@ class SpeechService:
 
     async def _speak(self, request: Request, request_id: str, call: Call) -> Response:
         body, upload = await read_body(request)
-        stream = await while_connected(request.receive, self._submit(body, upload, request_id))
+        client = Client(request.receive)
         try:
-            listener = Listener(stream)
-            if body.streams:
-                first = await while_connected(request.receive, listener.next())
-                if first is None:
-                    raise no_audio(listener.result)
-                call.heard()
-                return StreamedSpeech(body, listener, first, call, self.trace, self._headers(stream))
-            chunks = await while_connected(request.receive, _read_all(listener, call))
+            stream = await client.while_here(self._submit(body, upload, request_id))
+            try:
+                listener = Listener(stream)
+                if body.streams:
+                    first = await client.while_here(listener.next())
+                    if first is None:
+                        raise no_audio(listener.result)
+                    call.heard()
+                    headers = self._headers(stream)
+                    return StreamedSpeech(body, listener, first, call, self.trace, headers, client)
+                chunks = await client.while_here(_read_all(listener, call))
+            except BaseException:
+                stream.cancel()
+                raise
         except BaseException:
-            stream.cancel()
+            client.close()
             raise
+        client.close()
         result = listener.result
         if result.finish_reason in ("cancelled", "error", "deadline") or not chunks:
             raise no_audio(result)
