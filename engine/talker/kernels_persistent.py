@@ -25,7 +25,6 @@ from engine.talker.kernels_persistent_parts import (
     normed,
     part,
     product,
-    remember,
     residual,
     store,
     store_gated,
@@ -127,13 +126,10 @@ def predict(
                 for query in range(last, HEADS, PROGRAMS):
                     keys = cache + (layer * 2 * KV_HEADS + query // (HEADS // KV_HEADS)) * GROUPS * DIM
                     values = keys + KV_HEADS * GROUPS * DIM
-                    past = remember(keys, values, position, DIM, GROUPS)
-                    wait(counters, round * PROGRAMS, PROGRAMS)
                     attend(
                         qkv,
                         keys,
                         values,
-                        past,
                         attended,
                         weights + HIDDEN,
                         weights + HIDDEN + DIM,
@@ -146,6 +142,9 @@ def predict(
                         KV_HEADS,
                         DIM,
                         GROUPS,
+                        counters,
+                        round * PROGRAMS,
+                        PROGRAMS,
                     )
                 arrive(heard, turn, PROGRAMS)
             turn += 1

@@ -125,30 +125,10 @@ def add(x, added, values, tile, N: tl.constexpr, WARPS: tl.constexpr, EACH: tl.c
 
 
 @triton.jit
-def remember(keys, values, position, DIM: tl.constexpr, LENGTH: tl.constexpr):
-    """Keys and values [LENGTH, DIM] of the positions before, first and second halves: [STEPS, SIDE * DIM / 2] each.
-
-    A warp has the numbers of SIDE positions side by side, 128 in all."""
-    HALF: tl.constexpr = DIM // 2
-    SIDE: tl.constexpr = 128 // HALF if HALF < 128 else 1
-    STEPS: tl.constexpr = triton.cdiv(triton.next_power_of_2(LENGTH), SIDE)
-    wide = tl.arange(0, SIDE * HALF)[None, :]
-    when = tl.arange(0, STEPS)[:, None] * SIDE + wide // HALF
-    past = when < position
-    offset = when * DIM + wide % HALF
-    k_first = tl.load(keys + offset, mask=past, other=0.0)
-    k_second = tl.load(keys + offset + HALF, mask=past, other=0.0)
-    v_first = tl.load(values + offset, mask=past, other=0.0)
-    v_second = tl.load(values + offset + HALF, mask=past, other=0.0)
-    return k_first, k_second, v_first, v_second
-
-
-@triton.jit
 def attend(
     qkv,  # [(HEADS + 2 * KV_HEADS) * DIM]
     keys,  # [LENGTH, DIM] cache of the key head
     values,
-    past,  # what `remember` returned
     out,  # [HEADS * DIM]
     query_norm,
     key_norm,
@@ -161,20 +141,28 @@ def attend(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     LENGTH: tl.constexpr,
+    counter,  # of `wait`: what the others have stored when so many have arrived is read, the past before
+    arrivals,
+    PROGRAMS: tl.constexpr,
 ):
-    """As kernels.attend, of one query head."""
+    """As kernels.attend, of one query head. A warp has the numbers of SIDE positions side by side, 128 in all."""
     HALF: tl.constexpr = DIM // 2
     EACH: tl.constexpr = HEADS // KV_HEADS
     SIDE: tl.constexpr = 128 // HALF if HALF < 128 else 1
     STEPS: tl.constexpr = triton.cdiv(triton.next_power_of_2(LENGTH), SIDE)
     kind = keys.dtype.element_ty
-    k_first, k_second, v_first, v_second = past
     # [STEPS, SIDE * HALF]: what all positions share is read where they are
     wide = tl.arange(0, SIDE * HALF)[None, :]
     step = tl.arange(0, STEPS)[:, None]
     when = step * SIDE + wide // HALF
-    now = when == position
+    past, now = when < position, when == position
     lane = wide % HALF + step * 0
+    offset = when * DIM + wide % HALF
+    k_first = tl.load(keys + offset, mask=past, other=0.0)
+    k_second = tl.load(keys + offset + HALF, mask=past, other=0.0)
+    v_first = tl.load(values + offset, mask=past, other=0.0)
+    v_second = tl.load(values + offset + HALF, mask=past, other=0.0)
+    wait(counter, arrivals, PROGRAMS)
     source = qkv + head * DIM + lane
     q_first, q_second = tl.load(source).to(tl.float32), tl.load(source + HALF).to(tl.float32)
     source = qkv + (HEADS + head // EACH) * DIM + lane
@@ -188,7 +176,6 @@ def attend(
     new_first = new_first * inverse * tl.load(key_norm + lane).to(tl.float32)
     new_second = new_second * inverse * tl.load(key_norm + HALF + lane).to(tl.float32)
     key_first, key_second = (new_first * cos - new_second * sin).to(kind), (new_second * cos + new_first * sin).to(kind)
-    offset = when * DIM + wide % HALF
     once = now & (head % EACH == 0)  # its own place in the cache
     tl.store(keys + offset, key_first, mask=once)
     tl.store(keys + offset + HALF, key_second, mask=once)
