@@ -47,10 +47,13 @@ class TalkerConfig(Section):
     # fp8: the predictor's matrices in eight bits: skinny reads half the bytes, all else uses the same rounded weights.
     # It changes the distribution that codes are drawn from slightly, so it is off unless asked for.
     predictor_weights: Literal["auto", "fp8"] = "auto"
-    # Inside the talker's step and graph (auto, graph); after it, to be measured against (own_graph, eager)
+    # After the talker's step in CUDA graphs of its own (auto, own_graph) or without (eager), or inside the step and its
+    # graph (graph; auto where there are no graphs, or with deterministic)
     predictor_placement: Literal["auto", "graph", "own_graph", "eager"] = "auto"
     # The talker's own layers. skinny (auto): in steps of one row on CUDA the predictor's kernels of that name
     layers: Literal["auto", "separate", "skinny"] = "auto"
+    # high: where kernels of both wait for room on the GPU, the talker's start before the codec's
+    stream_priority: Literal["auto", "high", "normal"] = "auto"
     deterministic: bool = False  # CUDA: the same codes at any load (batch-invariant kernels, each prompt by itself)
     self_check: bool = True  # CUDA graphs: compare graph and eager at start, refuse to serve if they differ
 

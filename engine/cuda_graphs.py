@@ -17,7 +17,8 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]  # a function over 
 class CudaCapture:
     """Captures in CUDA graphs that share one memory pool.
 
-    Graphs of one pool must not replay at the same time: each owner that has a stream of its own makes its own.
+    Graphs of one pool must not replay at the same time: each owner that has a stream of its own makes its own. Captured
+    on the current stream, whose priority the kernels keep, or, where that is the default one, on another.
     """
 
     def __init__(self) -> None:

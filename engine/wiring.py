@@ -81,6 +81,7 @@ def talker_settings(config: EngineConfig, device: torch.device, checkpoint: Chec
         predictor_weights=t.predictor_weights,
         predictor_placement=t.predictor_placement,
         layers=t.layers,
+        stream_priority=t.stream_priority,
         deterministic=t.deterministic,
         self_check=t.self_check,
     )

@@ -71,11 +71,14 @@ class TalkerModelState(DefaultModelState):
         """Before every step. The returned arguments reach eager steps only, the tensors' contents reach both."""
         inputs = super().prepare_inputs(input_batch, req_states)
         count = input_batch.num_reqs
+        prompt = input_batch.num_tokens != count
         if self.model.after is None:  # else rows beyond the count are told apart there
             self.sample_rows.zero_()
             self.sample_count.fill_(count)
+        else:
+            self.model.after.prompt = prompt
         self.sample_rows[:count] = input_batch.logits_indices[:count]
-        if input_batch.num_tokens != count:
+        if prompt:
             inputs["sample_rows"] = self.sample_rows[:count]
         return inputs
 

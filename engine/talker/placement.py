@@ -34,6 +34,8 @@ class SpeakAfter:
         rows: [max_rows] int64, which rows of the step are sampled; set by whoever knows (model-state hook on CUDA,
             `TalkerModel.forward` on the CPU) before `speak`, valid row numbers beyond those, too.
         direct: `compute_logits` returns the tokens themselves, for a sampler that takes them (hooks.TokenSampler).
+        prompt: the step holds rows of a prompt; set like `rows`. The codec has that step's first frame during the next
+            one, which then takes kernels that leave it room (`TorchStep.crowds`).
         stats: steps replayed from a graph, steps run eagerly, rows added to fill graphs.
     """
 
@@ -49,6 +51,8 @@ class SpeakAfter:
         self._count = torch.zeros(1, dtype=torch.int64, device=device)  # how many of rows count
         self._order = torch.arange(model.max_rows, device=device)
         self.direct = False
+        self.prompt = self._prompt_before = False
+        self._roomy: dict[int, Callable[[], None]] = {}  # by B, where kernels that leave room are others
         self._graphs: list[tuple[int, _Rows, Callable[[], None]]] = []  # (B, buffers, replay), ascending
         self.stats = {"graph_hits": 0, "eager": 0, "padded_rows": 0}
 
@@ -77,6 +81,10 @@ class SpeakAfter:
                 b.tokens.copy_(self._speak(b.hidden))
 
             self._graphs.insert(0, (size, buffers, capture_with(run)))
+            if self._model.step.crowds(size):
+                self._model.step.leaves_room = True
+                self._roomy[size] = capture_with(run)
+                self._model.step.leaves_room = False
 
     def speak(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, H] hidden states of the sampled rows, in the order of `rows`, to [R] int64 tokens for vLLM.
@@ -88,11 +96,12 @@ class SpeakAfter:
         if count > len(self.rows):
             return torch.zeros(count, dtype=torch.int64, device=hidden.device)
         self._count.fill_(count)
+        beside_first, self._prompt_before = self._prompt_before, self.prompt
         for size, buffers, replay in self._graphs:
             if size < count:
                 continue
             buffers.hidden[:count].copy_(hidden)
-            replay()
+            (self._roomy.get(size, replay) if beside_first else replay)()
             self.stats["graph_hits"] += 1
             self.stats["padded_rows"] += size - count
             return buffers.tokens[:count]

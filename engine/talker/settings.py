@@ -16,11 +16,13 @@ CHOICES = {
     "predictor_weights": ("auto", "fp8"),
     "predictor_placement": ("auto", "graph", "own_graph", "eager"),
     "layers": ("auto", "separate", "skinny"),
+    "stream_priority": ("auto", "high", "normal"),
 }
 
 # What "auto" means where any load may give other roundings.
 AUTO_PREDICTOR = "skinny"
 AUTO_LAYERS = "skinny"
+AUTO_PRIORITY = "normal"
 PREDICTOR_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows of graphs of its own
 
 
@@ -55,6 +57,8 @@ class TalkerSettings:
         layers: the talker's own layers: "separate" (one kernel for each product and norm) or "skinny" (in a step of one
             row on CUDA in bfloat16 the predictor's kernels of that name; otherwise as separate); "auto" is skinny
             unless `deterministic`, or with a plain predictor, which has no such kernels.
+        stream_priority: CUDA only: with "high", where both wait for room, the device starts the talker's kernels before
+            the codec's; with "normal" in the order in which they came.
         deterministic: CUDA only: the same seed gives the same codes at any load. vLLM's batch-invariant kernels (about
             10 ms a step instead of 6), and each prompt in a step of its own (an arrival costs the others a step).
         self_check: CUDA graphs: compare hidden states of graph and eager steps at start, refuse to run if they differ.
@@ -78,6 +82,7 @@ class TalkerSettings:
     predictor_weights: str = "auto"
     predictor_placement: str = "auto"
     layers: str = "auto"
+    stream_priority: str = "auto"
     deterministic: bool = False
     self_check: bool = True
     threads: int = 0
@@ -187,6 +192,12 @@ class TalkerSettings:
         if self.layers != "auto":
             return self.layers
         return "separate" if self.deterministic or self.predictor == "plain" else AUTO_LAYERS
+
+    @property
+    def goes_first(self) -> bool:
+        """Whether the talker's kernels go before the codec's."""
+        wanted = AUTO_PRIORITY if self.stream_priority == "auto" else self.stream_priority
+        return self.device == "cuda" and wanted == "high"
 
     @property
     def one_prompt_a_step(self) -> bool:

@@ -207,6 +207,9 @@ class SkinnyStep(FusedStep):
         if self.skinny is not None:
             self.skinny.finish_loading(self.fp8)
 
+    def crowds(self, rows: int) -> bool:
+        return self.persistent is not None and rows == 1
+
     def layers(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if not self.skinny_layers or x.shape[0] > LAYER_ROWS:
             return super().layers(x, positions)
@@ -238,7 +241,7 @@ class SkinnyStep(FusedStep):
         reals: torch.Tensor,
         frame: torch.Tensor,
     ) -> torch.Tensor:
-        if self.persistent is not None and hidden.shape[0] == 1:
+        if self.persistent is not None and self.crowds(hidden.shape[0]) and not self.leaves_room:
             return self.persistent.predict(hidden, first, integers, reals, frame)
         if self.skinny is None or hidden.shape[0] > MOST_ROWS:
             return super().predict(hidden, first, integers, reals, frame)

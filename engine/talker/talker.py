@@ -75,11 +75,13 @@ class Talker:
         self._by_ticket: dict[int, _Running] = {}
         self._ticket = 0
         self._no_frames = np.empty((0, self.geometry.groups), np.int64)
+        self._stream = torch.cuda.Stream(priority=-1) if settings.goes_first else None
         self.self_check: list[Any] = []  # selfcheck.Comparison of every graph, where there are graphs
         compat.kv_cache_bytes(self.geometry, settings)  # refuses before anything is imported or made
         compat.prepare_environment(settings)
         try:
-            self._start(checkpoint)
+            with self._on_stream(), compat.captures_on(self._stream):
+                self._start(checkpoint)
         except BaseException:
             self.close()
             raise
@@ -131,6 +133,10 @@ class Talker:
                     field="talker.scheduler_mode",
                 ) from error
             raise
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
+        """Everything that runs or writes what a step reads happens on one stream, in the order of the calls."""
+        return torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
 
     def _warm_up(self) -> None:
         """A real request, so that compiled kernels and graphs exist before the first listener waits for them."""
@@ -198,7 +204,7 @@ class Talker:
         slot = self._pool.take()
         self._ticket += 1
         entry = _Running(id, slot, self._ticket, length)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._on_stream():
             self.model.slots.write(slot, entry.ticket, prompt, options)
         # vLLM knows the request by its ticket: an id may be used again while vLLM still forgets its first use
         self._client.add_request(
@@ -236,7 +242,7 @@ class Talker:
         if not self.busy:
             return []
         try:
-            with self._threads():
+            with self._threads(), self._on_stream():
                 outputs = self._client.get_output().outputs
         except ChorusError:
             raise

@@ -33,11 +33,16 @@ class TorchStep:
         self.suppressed = suppressed.to(device)
         self.group_offsets = torch.arange(geometry.groups - 1, device=device) * geometry.predictor_vocab
         self.rotary = rotary_table(geometry.talker, model.max_positions).to(device, model.head.dtype)
+        self.leaves_room = False  # asks for kernels that leave others room, where `crowds` has some that do not
         # what the host reads: filled in every step, graph replays included
         self.report = torch.zeros(model.max_rows, 2 + geometry.groups, dtype=torch.int64, device=device)
 
     def finish_loading(self) -> None:
         """Called once the weights are in place."""
+
+    def crowds(self, rows: int) -> bool:
+        """Whether the predictor of so many rows takes the whole device, so that other work waits for its end."""
+        return False
 
     def inputs(self, ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rows for the talker.

@@ -107,3 +107,34 @@ def test_after_the_step_equals_inside_it(mode, predictor):
             assert np.array_equal(other[name][0], codes), name
             assert other[name][1] == finish
     assert {len(codes) for codes, _ in expected.values()} != {0} and len(expected["9"][0]) > 2
+
+
+@pytest.mark.slow
+def test_the_step_beside_a_first_chunk_leaves_the_codec_room():
+    """Where one row's predictor takes the whole device, the step after a prompt's takes the other kernels, no other."""
+    with Talker(TalkerSettings(**SMALL, predictor_placement="eager"), Random(geometry_config())) as talker:
+        after, step, seen = talker.model.after, talker.model.step, []
+        speak = step.speak
+
+        def watched(*args):
+            seen.append(step.leaves_room)
+            return speak(*args)
+
+        step.speak, step.crowds = watched, lambda rows: rows == 1
+        after.capture([1, 2], run_eagerly)
+        assert not step.leaves_room
+        roomy, kept = dict(after._roomy), []
+        assert list(roomy) == [1]  # of two rows there is one kind
+        after._roomy[1] = lambda: (kept.append(len(seen)), roomy[1]())
+        hidden = torch.zeros(1, talker.geometry.talker.hidden)
+        with torch.inference_mode():
+            for prompt_rows, steps in ((True, 1), (False, 3), (True, 2), (False, 2)):
+                after.prompt = prompt_rows
+                for _ in range(steps):
+                    after.speak(hidden)
+            after.prompt = True
+            after.speak(hidden)
+            after.prompt = False
+            after.speak(torch.zeros(2, hidden.shape[1]))
+            after.speak(hidden)
+        assert len(seen) == 11 and kept == [1, 5, 6]
