@@ -38,6 +38,8 @@ class CodecStage:
         self._trace = trace
         self._jobs: dict[str, Job] = {}
         self._launched: deque[_Launch] = deque()
+        self._first: deque[_Launch] = deque()  # first chunks that go ahead
+        self._goes_ahead = bool(settings.ahead)
         self._primed: OrderedDict[str, SlotState] = OrderedDict()
         self.batches = 0
 
@@ -77,9 +79,9 @@ class CodecStage:
     def run(self, *, wait: bool, first_wait: bool = False) -> Iterator[tuple[Job, np.ndarray, int]]:
         """Launch chunks that are due; yields (job, float32 PCM, frames) of what is ready, in launch order.
 
-        On a GPU no more than `in_flight` launches are under way. What is due beyond that waits here, where it is put in
-        order and shares a launch with what comes due meanwhile; on the device it would wait in the order in which it
-        came, a launch for every one or two streams.
+        On a GPU no more than `in_flight` launches are under way (and first chunks, where they go ahead of all others).
+        What is due beyond that waits here, where it is put in order and shares a launch with what comes due meanwhile;
+        on the device it would wait in the order in which it came, a launch for every one or two streams.
 
         `wait` waits for the device, until nothing is due: right when the talker has nothing to do meanwhile.
         `first_wait` waits for a first chunk for up to 3 ms, at few streams: right when the talker's next step will hold
@@ -87,11 +89,13 @@ class CodecStage:
         """
         yield from self._collect()
         while True:
+            while self._goes_ahead and (batch := self._queue.take(time.monotonic(), ahead=True)):
+                yield from self._launch_all(batch, ahead=True)
             while len(self._launched) < self._in_flight:
                 if (batch := self._queue.take(time.monotonic())) is None:
                     break
                 yield from self._launch_all(batch)
-            if not wait or not self._launched:
+            if not wait or not (self._launched or self._first):
                 break
             yield from self._collect(wait=True)
         if first_wait and self._first_came():
@@ -99,7 +103,8 @@ class CodecStage:
 
     def _first_came(self) -> bool:
         """Whether a first chunk under way came within FIRST_WAIT_S."""
-        firsts = [launch.decoded for launch in self._launched if any(job.chunks == 0 for job in launch.jobs)]
+        launched = (*self._first, *self._launched)
+        firsts = [launch.decoded for launch in launched if any(job.chunks == 0 for job in launch.jobs)]
         if not firsts or len(self._jobs) > FIRST_WAIT_STREAMS:
             return False
         until = time.monotonic() + FIRST_WAIT_S
@@ -109,30 +114,30 @@ class CodecStage:
             time.sleep(5e-5)
         return True
 
-    def _launch_all(self, batch: CodecBatch) -> Iterator[tuple[Job, np.ndarray, int]]:
+    def _launch_all(self, batch: CodecBatch, ahead: bool = False) -> Iterator[tuple[Job, np.ndarray, int]]:
         left = list(batch.streams)
         while left:
             # A voice that is heard for the first time costs its whole reference: nobody else waits for that.
             now = [name for name in left if self._primed_already(self._jobs[name])] or left[:1]
-            self._launch([self._jobs[name] for name in now], batch.frames)
+            self._launch([self._jobs[name] for name in now], batch.frames, ahead)
             yield from self._collect()
             left = [name for name in left if name not in now and name in self._jobs]  # one may have ended meanwhile
 
-    def _launch(self, jobs: list[Job], frames: int) -> None:
+    def _launch(self, jobs: list[Job], frames: int, ahead: bool) -> None:
         for job in jobs:
             if job.reference_codes is not None:
                 self._prime(job)
         codes = np.stack([job.take(frames) for job in jobs])  # [n, T, G]
         slots = [job.codec_slot for job in jobs if job.codec_slot is not None]
-        decoded = self._runner.launch(slots, torch.from_numpy(codes).transpose(1, 2))
-        self._launched.append(_Launch(jobs, frames, decoded, time.monotonic()))
+        decoded = self._runner.launch(slots, torch.from_numpy(codes).transpose(1, 2), ahead)
+        (self._first if ahead else self._launched).append(_Launch(jobs, frames, decoded, time.monotonic()))
         self.batches += 1
 
     def _collect(self, *, wait: bool = False) -> Iterator[tuple[Job, np.ndarray, int]]:
         """What is ready; `wait`: at least the oldest launch."""
-        while self._launched and (wait or self._launched[0].decoded.ready):
+        while launched := self._ready() or (wait and (self._first or self._launched)):
             wait = False
-            launch = self._launched.popleft()
+            launch = launched.popleft()
             pcm = launch.decoded.wait()
             ms = 1e3 * (time.monotonic() - launch.at)
             streams, graph = len(launch.jobs), launch.decoded.graph
@@ -141,6 +146,13 @@ class CodecStage:
                 job.in_flight -= launch.frames
                 if self._jobs.get(job.id) is job:
                     yield job, samples, launch.frames
+
+    def _ready(self) -> deque[_Launch] | None:
+        """The launches of which the oldest is ready and nobody's chunk before it is still to be collected."""
+        rest = bool(self._launched) and self._launched[0].decoded.ready  # asked first: then the first chunks before it
+        if self._first and self._first[0].decoded.ready:  # show here, whatever the device does meanwhile
+            return self._first
+        return self._launched if rest else None
 
     def _primed_already(self, job: Job) -> bool:
         return job.reference_codes is None or job.reference_key in self._primed

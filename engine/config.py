@@ -72,6 +72,8 @@ class CodecConfig(Section):
     max_batch: int = Field(32, ge=1)
     admission: Literal["unlimited", "by_task"] | int = "unlimited"  # streams that may hold the codec at once
     in_flight: int = Field(2, ge=1)  # codec steps that a GPU may have before it; more due chunks wait and share steps
+    # ahead: on a GPU streams' first chunks do not queue behind other chunks, nor behind the talker's kernels
+    first_chunks: Literal["auto", "ahead", "queue"] = "auto"
     gather: int = Field(1, ge=1)  # streams with time in hand wait until so many can share a codec step
     capture: tuple[tuple[int, int], ...] = ()  # (batch, frames) graphs; (): from the chunk schedule
     # auto: float32 (TF32 on CUDA). float16, behind the transformer: 1.7 times as fast on an H200, 55 dB from exact; but

@@ -42,6 +42,7 @@ class SchedulerSettings:
             number, each chunk on its own. A mapping limits each task by itself (`TASK_GATE`).
         captured: (batch, frames) sizes that run as a graph. When given, a chunk is cut into captured frame
             counts (largest first, so 15 frames are 12 + 2 + 1), never padded: samples are frames * 1920.
+        ahead: frame counts whose first chunks run by themselves, ahead of all other chunks (`next_batch`).
         gather: streams of the rest that wait for each other while none of them is pressing, so that a step
             carries more of them; 1 runs each at once. Costs listeners nothing: they have seconds in hand.
         in_flight: most codec steps that the device has been given and has not finished (codec_stage.py).
@@ -55,6 +56,7 @@ class SchedulerSettings:
     batching: bool = True
     admission: int | Mapping[str, int] | None = None
     captured: frozenset[tuple[int, int]] = frozenset()
+    ahead: frozenset[int] = frozenset()
     gather: int = 1
     in_flight: int = 2
     lead_s: float = 0.25
@@ -145,16 +147,19 @@ class CodecBatch:
     streams: tuple[str, ...]
 
 
-def next_batch(streams: Iterable[CodecStream], settings: SchedulerSettings, now: float) -> CodecBatch | None:
+def next_batch(
+    streams: Iterable[CodecStream], settings: SchedulerSettings, now: float, ahead: bool = False
+) -> CodecBatch | None:
     """What the codec should run now, or None when no admitted stream has a complete chunk.
 
     The most pressing chunk sets the frame count; streams whose next step has the same count join it in order.
+    `ahead`: of first chunks that run by themselves, else of all others.
     """
     admitted = _admit([stream for stream in streams if not stream.done], settings.admission)
     waiting = sorted(
         (_priority(stream, settings, now), settings.runnable(frames), stream.id)
         for stream in admitted
-        if (frames := stream.ready)
+        if (frames := stream.ready) and ahead == (stream.decoded == 0 and settings.runnable(frames) in settings.ahead)
     )
     groups: dict[int, list[str]] = {}  # by frame count, most pressing group and stream first
     for _, frames, stream_id in waiting:
@@ -235,13 +240,13 @@ class CodecQueue:
         if not was_ready and stream.ready:
             stream.ready_since = now
 
-    def take(self, now: float) -> CodecBatch | None:
-        """Decide, and count the frames of the decision as decoded and on their way to the listeners.
+    def take(self, now: float, ahead: bool = False) -> CodecBatch | None:
+        """Decide (`next_batch`), and count the frames of the decision as decoded and on their way to the listeners.
 
         The codec may still be at work when the next decision is made. Its few milliseconds are left out of the
         listeners' clocks, which makes streams look that much more pressing than they are.
         """
-        batch = next_batch(self._streams.values(), self.settings, now)
+        batch = next_batch(self._streams.values(), self.settings, now, ahead)
         if batch is None:
             return None
         for stream_id in batch.streams:

@@ -18,6 +18,8 @@ from engine.scheduler import TASK_GATE, SchedulerSettings
 from engine.speaker import SpeakerEncoder
 from engine.talker.settings import TalkerSettings
 
+MOST_AHEAD = 16  # streams whose first chunks share a graph; more take several
+
 
 def device(config: EngineConfig) -> torch.device:
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -99,6 +101,14 @@ def capture(config: EngineConfig) -> tuple[tuple[int, int], ...]:
     return tuple((batch, count) for count in frames for batch in batches)
 
 
+def ahead(config: EngineConfig) -> tuple[tuple[int, int], ...]:
+    """(batch, frames) sizes of first chunks, to capture once more (`CodecRunner`)."""
+    if config.codec.first_chunks != "ahead" or config.codec.state == "host":
+        return ()
+    first = config.stream.chunk_schedule[0]
+    return tuple((batch, frames) for batch, frames in capture(config) if frames == first and batch <= MOST_AHEAD)
+
+
 def codec_runner(config: EngineConfig, codec: Codec, target: torch.device) -> CodecRunner:
     """Slots for every stream that may run, over the decoder that `codec.mode` asks for."""
     decoder: StreamDecoder = codec.decoder
@@ -112,6 +122,7 @@ def codec_runner(config: EngineConfig, codec: Codec, target: torch.device) -> Co
         capture=capture(config) if target.type == "cuda" else (),
         device=target,
         dtype=codec_dtype(config),
+        ahead=ahead(config) if target.type == "cuda" else (),
     )
 
 
@@ -130,6 +141,7 @@ def scheduler_settings(config: EngineConfig, runner: CodecRunner) -> SchedulerSe
         gather=codec.gather,
         in_flight=codec.in_flight,
         captured=frozenset(runner.captured),
+        ahead=frozenset(frames for _, frames in runner.ahead),
     )
 
 

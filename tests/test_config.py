@@ -73,3 +73,13 @@ def test_the_codec_runs_with_the_talker_or_where_it_is_told_to(monkeypatch):
     for word in ("gpu", "cuda:", "cuda:x", "1"):
         with pytest.raises(ConfigError, match=r"codec\.device"):
             EngineConfig.load(None, **{"codec.device": word})
+
+
+def test_sizes_of_first_chunks_that_go_ahead():
+    def sizes(**changes):
+        return wiring.ahead(EngineConfig.load(None, **({"codec.first_chunks": "ahead"} | changes)))
+
+    assert sizes(**{"talker.max_num_seqs": 64}) == ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1))
+    assert sizes(**{"stream.chunk_schedule": [3, 4], "talker.max_num_seqs": 2}) == ((1, 3), (2, 3))
+    assert sizes(**{"codec.first_chunks": "queue"}) == sizes(**{"codec.state": "host"}) == ()
+    assert sizes(**{"codec.capture": [[1, 4], [8, 8]]}) == ()  # no graph holds a first chunk

@@ -323,3 +323,19 @@ def test_a_used_id_is_refused():
     queue.add("a")
     with pytest.raises(ValueError, match="already queued"):
         queue.add("a")
+
+
+def test_first_chunks_that_go_ahead_are_chosen_by_themselves():
+    streams = [
+        stream("first", arrival=2, produced=1),
+        stream("other size", arrival=1, produced=5),  # its schedule begins with another number
+        stream("second", arrival=0, produced=3, decoded=1, plays_until=99.0),
+    ]
+    streams[1].schedule = (5,)
+    settings = SchedulerSettings(ahead=frozenset({1}), batching=False)
+    assert next_batch(streams, settings, now=0, ahead=True).streams == ("first",)
+    assert next_batch(streams, settings, now=0).streams == ("other size",)
+    assert next_batch(streams[::2], settings, now=0).streams == ("second",)
+    assert next_batch(streams[1:], settings, now=0, ahead=True) is None
+    assert next_batch(streams[:1], settings, now=0) is None
+    assert next_batch(streams[:1], SchedulerSettings(), now=0, ahead=True) is None  # all wait in one queue

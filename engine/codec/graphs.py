@@ -8,9 +8,8 @@ is counted. On the CPU everything runs eagerly through the same path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,10 +17,12 @@ import torch
 from torch import Tensor
 
 from engine.codec.host_inputs import HostInputs
+from engine.codec.lane import Graph, Lane, SlotOrder
 from engine.codec.streaming import SlotState
-from engine.cuda_graphs import Capture, capture_on
+from engine.cuda_graphs import Capture
 from engine.errors import ConfigError, EngineBusy
 
+AHEAD_PRIORITY = -2  # the talker may have -1; first sounds, for which this is there, go before everything
 PRIME_FRAMES = 25  # an eager prime decodes in pieces of this many frames: bounded memory at any length
 
 
@@ -56,14 +57,6 @@ class Decoded:
         return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
-@dataclass(frozen=True)
-class _Graph:
-    batch: int
-    inputs: HostInputs  # rows and codes, fixed
-    pcm: Tensor  # float32 [batch, T * 1920], fixed output
-    replay: Callable[[], None]
-
-
 class CodecRunner:
     """Decodes chunks of many streams. One thread calls it.
 
@@ -71,6 +64,8 @@ class CodecRunner:
         decoder: on `device`, frozen.
         slots: streams that may be open at once.
         capture: (batch, frames) sizes to capture. Largest first shares the memory pool best.
+        ahead: sizes to capture once more, on a stream of the highest priority: what is launched there (`ahead=True`)
+            waits for nothing that was launched before, unless it is of the same slot.
         capture_with: how to capture; defaults to CUDA graphs on a GPU and to eager runs elsewhere.
 
     Raises:
@@ -85,33 +80,32 @@ class CodecRunner:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         capture_with: Capture | None = None,
+        ahead: Iterable[tuple[int, int]] = (),
     ) -> None:
         self.decoder = decoder
         self.device = torch.device(device)
         self.total_slots = slots
         self._trash = slots  # the row that padded entries read and write
-        # Its own stream: the codec's work overlaps the talker's instead of queueing behind the next step.
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        # A stream of its own: the codec's work overlaps the talker's instead of queueing behind the next step.
+        self._main = self._ahead = Lane(self.device, capture_with=capture_with)
+        self._order = SlotOrder()
+        self._saved: torch.cuda.Event | None = None  # behind the last `save`
         self._state = decoder.init_state(slots + 1, self.device, dtype)
         self._views: dict[int, list[list[Tensor]]] = {}
         self._free = list(range(slots - 1, -1, -1))
-        self._graphs: dict[int, list[_Graph]] = {}  # frames → graphs by batch, ascending
         self.stats: dict[str, int] = {"graph_hits": 0, "eager": 0, "padded_rows": 0}
-        capture_with = capture_with or capture_on(self.device)
         # In float16 cuDNN's first choice for two convolutions takes 70 ms each; measured choices take 3 for all.
         search = self.device.type == "cuda" and dtype == torch.float16
-        self.captured = frozenset(capture)
-        kernels = _measured_kernels() if search else nullcontext()
-        with torch.inference_mode(), self._on_stream(), kernels, _tf32_products():
-            for batch, frames in sorted(self.captured, reverse=True):
-                if batch < 1 or frames < 1:
-                    raise ConfigError(
-                        f"codec.capture holds ({batch}, {frames}); both start at 1", field="codec.capture"
-                    )
-                self._graphs.setdefault(frames, []).append(self._capture(batch, frames, capture_with))
-            for graphs in self._graphs.values():
-                graphs.sort(key=lambda graph: graph.batch)
-            self._state.reset(torch.arange(slots + 1, device=self.device))
+        self.captured, self.ahead = frozenset(capture), frozenset(ahead)
+        with torch.inference_mode(), _measured_kernels() if search else nullcontext(), _tf32_products():
+            self._capture_all(self._main, self.captured)
+            if self.ahead:
+                self._ahead = Lane(self.device, AHEAD_PRIORITY, capture_with)
+                self._capture_all(self._ahead, self.ahead)
+            with self._main.on():
+                self._state.reset(torch.arange(slots + 1, device=self.device))
+        if self._main.stream is not None:
+            self._main.stream.synchronize()  # the other lane may be the next to work on it
 
     # ---- slots -------------------------------------------------------------------------------------------------
 
@@ -124,7 +118,7 @@ class CodecRunner:
         if not self._free:
             raise EngineBusy(f"all {self.total_slots} codec slots are taken")
         slot = self._free.pop()
-        with torch.inference_mode(), self._on_stream():
+        with torch.inference_mode(), self._working(self._ahead, [slot]):
             for views in self._rows_of(slot):
                 torch._foreach_zero_(views)
         return slot
@@ -134,12 +128,19 @@ class CodecRunner:
 
     def save(self, slot: int) -> SlotState:
         """A copy of a slot's state, to begin other streams from it (`restore`)."""
-        with torch.inference_mode(), self._on_stream():
-            return self._state.select(self._index([slot]))
+        with torch.inference_mode(), self._working(self._main, [slot]):
+            state = self._state.select(self._index([slot]))
+        self._saved = self._main.mark()
+        if self._ahead.stream is not None:  # which may still read the copy when it is forgotten
+            for tensor in state.tensors():
+                tensor.record_stream(self._ahead.stream)
+        return state
 
     def restore(self, slot: int, state: SlotState) -> None:
         """Continue `slot` from a saved state."""
-        with torch.inference_mode(), self._on_stream():
+        with torch.inference_mode(), self._working(self._ahead, [slot]):
+            if self._saved is not None and self._ahead.stream is not None:
+                self._ahead.stream.wait_event(self._saved)
             for mine, theirs in zip(self._rows_of(slot), _by_dtype(state.tensors()), strict=True):
                 torch._foreach_copy_(mine, theirs)
 
@@ -152,17 +153,20 @@ class CodecRunner:
     # ---- decoding ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def launch(self, slots: Sequence[int], codes: Tensor) -> Decoded:
+    def launch(self, slots: Sequence[int], codes: Tensor, ahead: bool = False) -> Decoded:
         """Begin decoding the next T frames of each slot; on a GPU this returns before the work is done.
 
-        Launches run in order on the codec's own stream, so a slot may be launched again, closed or reused at once.
+        What is done to one slot happens in the order of the calls, so a slot may be launched again, closed or reused at
+        once. Launches run in order on the codec's own stream.
 
         Args:
             slots: n different open slots.
             codes: int64 [n, G, T] on the CPU.
+            ahead: in a stream of their own, ahead of all others; T is one of `ahead`'s sizes.
         """
-        with self._on_stream():
-            graphs = self._graphs.get(codes.shape[-1])
+        lane = self._ahead if ahead else self._main
+        with self._working(lane, slots):
+            graphs = lane.graphs.get(codes.shape[-1])
             if graphs is None:
                 self.stats["eager"] += 1
                 pieces = [self._to_host(self._step(self._index(slots), self._pinned(codes).to(self.device)))]
@@ -172,11 +176,7 @@ class CodecRunner:
                     self._replay(graphs, slots[at : at + largest], codes[at : at + largest])
                     for at in range(0, len(slots), largest)
                 ]
-            event = None
-            if self._stream is not None:
-                event = torch.cuda.Event()
-                event.record(self._stream)
-        return Decoded(pieces, event, graphs is not None)
+        return Decoded(pieces, lane.mark(), graphs is not None)
 
     def decode(self, slots: Sequence[int], codes: Tensor) -> np.ndarray:
         """`launch` and wait: float32 [n, T * 1920]."""
@@ -189,24 +189,25 @@ class CodecRunner:
         In pieces: of captured sizes where there are graphs (hundreds of kernels launched one by one would hold up the
         host, and with it every running stream), else of PRIME_FRAMES.
         """
-        at, sizes = 0, sorted(self._graphs, reverse=True)
-        with self._on_stream():
+        lane, at = self._main, 0
+        sizes = sorted(lane.graphs, reverse=True)
+        with self._working(lane, [slot]):
             while left := codes.shape[-1] - at:
                 size = next((size for size in sizes if size <= left), min(left, PRIME_FRAMES))
                 piece = codes[..., at : at + size].contiguous()
-                if size in self._graphs:
-                    self._run_graph(self._graphs[size], [slot], piece)
+                if size in lane.graphs:
+                    self._run_graph(lane.graphs[size], [slot], piece)
                 else:
                     self._step(self._index([slot]), self._pinned(piece).to(self.device))
                 at += size
 
-    def _replay(self, graphs: list[_Graph], slots: Sequence[int], codes: Tensor) -> Tensor:
+    def _replay(self, graphs: list[Graph], slots: Sequence[int], codes: Tensor) -> Tensor:
         graph = self._run_graph(graphs, slots, codes)
         self.stats["graph_hits"] += 1
         self.stats["padded_rows"] += graph.batch - len(slots)
         return self._to_host(graph.pcm[: len(slots)])
 
-    def _run_graph(self, graphs: list[_Graph], slots: Sequence[int], codes: Tensor) -> _Graph:
+    def _run_graph(self, graphs: list[Graph], slots: Sequence[int], codes: Tensor) -> Graph:
         """Fill and replay the smallest graph that holds the slots; its `pcm` holds until the next replay."""
         graph = next(graph for graph in graphs if graph.batch >= len(slots))
         graph.inputs.send(slots, codes, self._trash)
@@ -220,8 +221,13 @@ class CodecRunner:
         host = torch.empty(pcm.shape, dtype=pcm.dtype, pin_memory=True)
         return host.copy_(pcm, non_blocking=True)
 
-    def _on_stream(self):
-        return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
+    @contextmanager
+    def _working(self, lane: Lane, slots: Sequence[int]) -> Iterator[None]:
+        """What is queued inside works on the slots, on the lane's stream."""
+        with lane.on():
+            self._order.enter(lane, slots)
+            yield
+            self._order.leave(lane, slots)
 
     def _step(self, rows: Tensor, codes: Tensor) -> Tensor:
         """rows int64 [n], codes int64 [n, G, T] → float32 [n, T * 1920]; the slots move on by T frames."""
@@ -229,7 +235,16 @@ class CodecRunner:
         self._state.write(rows, state)
         return pcm[:, 0].float()
 
-    def _capture(self, batch: int, frames: int, capture_with: Capture) -> _Graph:
+    def _capture_all(self, lane: Lane, sizes: Iterable[tuple[int, int]]) -> None:
+        with lane.on():
+            for batch, frames in sorted(sizes, reverse=True):
+                if batch < 1 or frames < 1:
+                    raise ConfigError(
+                        f"codec.capture holds ({batch}, {frames}); both start at 1", field="codec.capture"
+                    )
+                lane.add(frames, self._capture(batch, frames, lane.capture_with))
+
+    def _capture(self, batch: int, frames: int, capture_with: Capture) -> Graph:
         inputs = HostInputs(batch, self.decoder.groups, frames, self.device)
         inputs.rows.fill_(self._trash)
         pcm = torch.zeros(batch, frames * self.decoder.samples_per_frame, device=self.device)
@@ -237,7 +252,7 @@ class CodecRunner:
         def run() -> None:
             pcm.copy_(self._step(inputs.rows, inputs.codes))
 
-        return _Graph(batch, inputs, pcm, capture_with(run))
+        return Graph(batch, inputs, pcm, capture_with(run))
 
     def _index(self, slots: Sequence[int]) -> Tensor:
         return self._host(slots).to(self.device, non_blocking=True)

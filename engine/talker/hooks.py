@@ -58,25 +58,24 @@ class TalkerModelState(DefaultModelState):
         super().__init__(*args, **kwargs)
         self.sample_rows = torch.zeros(self.max_num_reqs, dtype=torch.int64, device=self.device)
         self.sample_count = torch.zeros(1, dtype=torch.int64, device=self.device)
-        after: Any = self.model.after
-        if after is not None:
-            after.rows = self.sample_rows
+        self.after: Any = getattr(self.model, "after")  # noqa: B009  # of a Module, which may have anything
+        if self.after is not None:
+            self.after.rows = self.sample_rows
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any] | None:
         """Asked once, after loading; None leaves vLLM's own."""
-        after: Any = self.model.after
-        return None if after is None else (TokenSampler(sampler, after), None)
+        return None if self.after is None else (TokenSampler(sampler, self.after), None)
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
         """Before every step. The returned arguments reach eager steps only, the tensors' contents reach both."""
         inputs = super().prepare_inputs(input_batch, req_states)
         count = input_batch.num_reqs
         prompt = input_batch.num_tokens != count
-        if self.model.after is None:  # else rows beyond the count are told apart there
+        if self.after is None:  # else rows beyond the count are told apart there
             self.sample_rows.zero_()
             self.sample_count.fill_(count)
         else:
-            self.model.after.prompt = prompt
+            self.after.prompt = prompt
         self.sample_rows[:count] = input_batch.logits_indices[:count]
         if prompt:
             inputs["sample_rows"] = self.sample_rows[:count]

@@ -11,6 +11,7 @@ from engine import codec_stage
 from engine.codec.graphs import CodecRunner
 from engine.codec_stage import CodecStage
 from engine.config import WatchdogConfig
+from engine.cuda_graphs import run_eagerly
 from engine.job import Job
 from engine.request import SpeechRequest
 from engine.scheduler import SchedulerSettings
@@ -95,7 +96,19 @@ class Later:
     """A launch that is over when the test says so, as on a GPU."""
 
     def __init__(self, decoded):
-        self.ready, self.graph, self._decoded = False, decoded.graph, decoded
+        self.done, self.graph, self._decoded = False, decoded.graph, decoded
+        self.on_look = None  # what the device does right after the host has looked
+
+    @property
+    def ready(self):
+        seen, happens, self.on_look = self.done, self.on_look, None
+        if happens is not None:
+            happens()
+        return seen
+
+    @ready.setter
+    def ready(self, value):
+        self.done = value
 
     def wait(self):
         self.ready = True
@@ -110,8 +123,8 @@ class SlowRunner(CodecRunner):
         self.launches: list[tuple[int, Later]] = []
         self.after = after
 
-    def launch(self, slots, codes):
-        later = Later(super().launch(slots, codes))
+    def launch(self, slots, codes, ahead=False):
+        later = Later(super().launch(slots, codes, ahead))
         self.launches.append((len(slots), later))
         if self.after is not None:
             threading.Timer(self.after, lambda: setattr(later, "ready", True)).start()
@@ -169,3 +182,45 @@ def test_where_steps_run_ahead_no_chunk_is_waited_for(decoder):  # noqa: F811
     stage.open(one)
     stage.produced(one, codes(1, FRAMES, seed=8)[0].T.numpy(), ended=False)
     assert list(stage.run(wait=False)) == []
+
+
+def test_first_chunks_go_ahead_and_are_heard_in_order(decoder):  # noqa: F811
+    """A busy device holds up no first chunk where these run by themselves; what follows it never overtakes it."""
+    runner = SlowRunner(decoder, slots=4, capture=[(4, 1), (4, 2)], ahead=[(2, 1)], capture_with=run_eagerly)
+    settings = SchedulerSettings(schedule=(1, 2), captured=runner.captured, ahead=frozenset({1}), in_flight=1)
+    stage = CodecStage(runner, settings, Trace(None))
+    spoken = codes(4, 3, seed=11)
+    jobs = [job(f"s{i}", None, None) for i in range(4)]
+    heard: dict[str, list[np.ndarray]] = {each.id: [] for each in jobs}
+
+    def turn(wait: bool = False) -> list[str]:
+        new = list(stage.run(wait=wait))
+        for each, samples, _ in new:
+            heard[each.id].append(samples)
+        return [each.id for each, _, _ in new]
+
+    stage.open(jobs[0])
+    stage.produced(jobs[0], spoken[0].T.numpy(), ended=True)
+    assert turn() == [] and [n for n, _ in runner.launches] == [1, 1]  # its first chunk, and the second: all there is
+    runner.launches[0][1].ready = True
+    assert turn() == ["s0"]
+    for each, frames in zip(jobs[1:], spoken[1:], strict=True):
+        stage.open(each)
+        stage.produced(each, frames.T.numpy()[:1], ended=False)
+    assert turn() == [] and [n for n, _ in runner.launches] == [1, 1, 3]  # at once, beside the one under way
+    first, second = runner.launches[2][1], runner.launches[1][1]
+    second.ready = True
+    assert turn() == ["s0"]
+    for each, frames in zip(jobs[1:], spoken[1:], strict=True):
+        stage.produced(each, frames.T.numpy()[1:], ended=True)
+    assert turn() == [] and [n for n, _ in runner.launches] == [1, 1, 3, 3]
+    # between two looks of the host the device finishes both, the later chunk of each stream looked at first
+    runner.launches[3][1].on_look = lambda: (
+        setattr(first, "ready", True),
+        setattr(runner.launches[3][1], "done", True),
+    )
+    assert turn() == 2 * ["s1", "s2", "s3"] and turn(wait=True) == []
+    for index, each in enumerate(jobs):
+        whole = decoder(spoken[index][None])[0, 0].numpy()
+        assert abs(np.concatenate(heard[each.id]) - whole).max() <= LIMIT, each.id
+        assert stage.finished(each)

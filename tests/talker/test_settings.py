@@ -44,7 +44,7 @@ def test_settings_refused(changes, field):
 
 def test_what_auto_means_for_the_predictor():
     assert TalkerSettings(predictor="plain").predictor_path == "plain"
-    assert TalkerSettings().predictor_path == AUTO_PREDICTOR == "skinny"
+    assert TalkerSettings().predictor_path == AUTO_PREDICTOR == "persistent"
     assert TalkerSettings(device="cuda", deterministic=True).predictor_path == "fused"
 
 
