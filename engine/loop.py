@@ -206,11 +206,12 @@ class EngineLoop:
     def _step_talker(self) -> None:
         if not self._talker.busy:
             return
-        started, streams = time.monotonic(), len(self._by_talker)
+        started, waited, streams = time.monotonic(), self._talker.waited_s, len(self._by_talker)
         self._prefills, prefills = 0, self._prefills
         produced = self._talker.step()
         self._counts["talker_steps"] += 1
-        self._trace.event("step", ms=1e3 * (time.monotonic() - started), streams=streams, prefills=prefills)
+        ms, waited_ms = 1e3 * (time.monotonic() - started), 1e3 * (self._talker.waited_s - waited)
+        self._trace.event("step", ms=ms, waited_ms=waited_ms, streams=streams, prefills=prefills)
         for frames in produced:
             self._take_frames(frames)
 

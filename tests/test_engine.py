@@ -195,6 +195,7 @@ def test_a_step_takes_in_what_it_can_prefill(tmp_path):
     for event in events:
         if event["event"] == "step":
             taken.append([])
+            assert event["waited_ms"] == 0 < event["ms"]  # sync: nothing runs ahead
         elif event["event"] == "prefill":
             taken[-1].append(event["rows"])
     assert sum(map(len, taken)) == len(streams)

@@ -33,32 +33,41 @@ def spare_allocations(client: Any) -> None:
     manager.allocate_slots = allocate_slots
 
 
-def serve_while_waiting(client: Any, serve: Callable[[], None]) -> None:
+class Waits:
+    """seconds: how long the host has waited for steps that were launched ahead, with what it served meanwhile."""
+
+    seconds = 0.0
+
+
+def serve_while_waiting(client: Any, serve: Callable[[], None]) -> Waits:
     """Have `serve` called again and again while the host waits for a step that was launched ahead; see `ServedEvent`.
 
     vLLM's executor hands out a future whose outcome waits for a CUDA event. Where there is no such event (sync
     scheduling, the CPU) nothing is served, and nothing else changes.
     """
-    executor = client.engine_core.model_executor
+    executor, waits = client.engine_core.model_executor, Waits()
     launch = executor.sample_tokens
 
     def sample_tokens(*args: Any, **kwargs: Any) -> Any:
         future = launch(*args, **kwargs)
         output: Any = getattr(future, "async_output", None)
         if hasattr(output, "copy_event"):
-            output.copy_event = ServedEvent(output.copy_event, serve)
+            output.copy_event = ServedEvent(output.copy_event, serve, waits)
         return future
 
     executor.sample_tokens = sample_tokens
+    return waits
 
 
 class ServedEvent:
     """A CUDA event whose wait does other work."""
 
-    def __init__(self, event: Any, serve: Callable[[], None]) -> None:
-        self._event, self._serve = event, serve
+    def __init__(self, event: Any, serve: Callable[[], None], waits: Waits) -> None:
+        self._event, self._serve, self._waits = event, serve, waits
 
     def synchronize(self) -> None:
+        began = time.perf_counter()
         while not self._event.query():
             self._serve()
             time.sleep(SERVE_S)
+        self._waits.seconds += time.perf_counter() - began

@@ -74,6 +74,7 @@ class Talker:
         self._running: dict[str, _Running] = {}
         self._by_ticket: dict[int, _Running] = {}
         self._ticket = 0
+        self._waits = host_work.Waits()
         self._no_frames = np.empty((0, self.geometry.groups), np.int64)
         self._stream = torch.cuda.Stream(priority=-1) if settings.goes_first else None
         self.self_check: list[Any] = []  # selfcheck.Comparison of every graph, where there are graphs
@@ -151,7 +152,13 @@ class Talker:
 
     def serve_while_waiting(self, serve: Callable[[], None]) -> None:
         """Have `serve`, which may call `add`, called again and again while `step` waits for a GPU."""
-        host_work.serve_while_waiting(self._client, serve)
+        self._waits = host_work.serve_while_waiting(self._client, serve)
+
+    @property
+    def waited_s(self) -> float:
+        """How long `step` has waited for a GPU until now, with what was served meanwhile. Where steps run ahead: the
+        rest of a step is the host's own work, and where this stays near 0 the host is what limits the speed."""
+        return self._waits.seconds
 
     @property
     def free_slots(self) -> int:

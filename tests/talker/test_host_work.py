@@ -54,7 +54,9 @@ def test_requests_that_come_while_the_host_waits_speak_as_alone(monkeypatch):
 
         talker.serve_while_waiting(serve)
         talker.add("a", *given["a"])
+        assert talker.waited_s == 0
         collector = Collector(talker).run()
+        assert talker.waited_s > len(served) * host_work.SERVE_S
     assert not left and len(served) > 30
     for name, outcome in expected.items():
         assert np.array_equal(collector[name].codes, outcome.codes) and collector[name].finish == outcome.finish
