@@ -23,6 +23,7 @@ PRIMED_STATES = 64  # codec states kept after the reference clip of a voice, lea
 @dataclass(frozen=True)
 class _Launch:
     jobs: list[Job]
+    counts: list[int]  # frames of each job; of one that ended they may be fewer than the step has
     frames: int
     decoded: Decoded
     at: float
@@ -127,10 +128,14 @@ class CodecStage:
         for job in jobs:
             if job.reference_codes is not None:
                 self._prime(job)
-        codes = np.stack([job.take(frames) for job in jobs])  # [n, T, G]
+        taken = [job.take(frames) for job in jobs]
+        codes = np.zeros((len(jobs), frames, taken[0].shape[1]), np.int64)
+        for row, each in zip(codes, taken, strict=True):
+            row[: len(each)] = each
+        counts = [len(each) for each in taken]
         slots = [job.codec_slot for job in jobs if job.codec_slot is not None]
         decoded = self._runner.launch(slots, torch.from_numpy(codes).transpose(1, 2), ahead)
-        (self._first if ahead else self._launched).append(_Launch(jobs, frames, decoded, time.monotonic()))
+        (self._first if ahead else self._launched).append(_Launch(jobs, counts, frames, decoded, time.monotonic()))
         self.batches += 1
 
     def _collect(self, *, wait: bool = False) -> Iterator[tuple[Job, np.ndarray, int]]:
@@ -142,10 +147,10 @@ class CodecStage:
             ms = 1e3 * (time.monotonic() - launch.at)
             streams, graph = len(launch.jobs), launch.decoded.graph
             self._trace.event("codec", ms=ms, streams=streams, frames=launch.frames, graph=graph)
-            for job, samples in zip(launch.jobs, pcm, strict=True):
-                job.in_flight -= launch.frames
+            for job, samples, frames in zip(launch.jobs, pcm, launch.counts, strict=True):
+                job.in_flight -= frames
                 if self._jobs.get(job.id) is job:
-                    yield job, samples, launch.frames
+                    yield job, samples[: frames * self._runner.decoder.samples_per_frame], frames
 
     def _ready(self) -> deque[_Launch] | None:
         """The launches of which the oldest is ready and nobody's chunk before it is still to be collected."""

@@ -58,10 +58,9 @@ class Job:
         return self.stream.id
 
     def take(self, frames: int) -> np.ndarray:
-        """The next `frames` frames of codes, int64 [frames, G], for the codec."""
-        self.in_flight += frames
+        """The next `frames` frames of codes for the codec, int64 [frames, G]; fewer where there are no more."""
         taken: list[np.ndarray] = []
-        while frames:
+        while frames and self.codes:
             head = self.codes[0]
             if len(head) <= frames:
                 taken.append(self.codes.pop(0))
@@ -69,6 +68,7 @@ class Job:
                 taken.append(head[:frames])
                 self.codes[0] = head[frames:]
             frames -= len(taken[-1])
+            self.in_flight += len(taken[-1])
         return np.concatenate(taken) if len(taken) > 1 else taken[0]
 
     def emit(self, pcm: np.ndarray, frames: int) -> AudioChunk:

@@ -17,7 +17,7 @@ chunk's deadline has passed every other stream goes before it at most once.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -41,7 +41,8 @@ class SchedulerSettings:
         admission: how many streams may hold the codec from their first chunk to their last. None: any
             number, each chunk on its own. A mapping limits each task by itself (`TASK_GATE`).
         captured: (batch, frames) sizes that run as a graph. When given, a chunk is cut into captured frame
-            counts (largest first, so 15 frames are 12 + 2 + 1), never padded: samples are frames * 1920.
+            counts (largest first, so 15 frames are 12 + 2 + 1), and only a stream's last one is filled up, in one
+            step of the next larger count: nothing follows that could hear of it.
         ahead: frame counts whose first chunks run by themselves, ahead of all other chunks (`next_batch`).
         gather: streams of the rest that wait for each other while none of them is pressing, so that a step
             carries more of them; 1 runs each at once. Costs listeners nothing: they have seconds in hand.
@@ -99,6 +100,11 @@ class SchedulerSettings:
         place = bisect_right(self._frame_sizes, frames)
         return self._frame_sizes[place - 1] if place else frames
 
+    def covering(self, frames: int) -> int:
+        """The smallest captured size that holds `frames`, or as `runnable` when none does."""
+        place = bisect_left(self._frame_sizes, frames)
+        return self._frame_sizes[place] if place < len(self._frame_sizes) else self.runnable(frames)
+
 
 @dataclass(slots=True)
 class CodecStream:
@@ -141,7 +147,8 @@ class CodecStream:
 
 @dataclass(frozen=True, slots=True)
 class CodecBatch:
-    """One codec step: the next `frames` frames of each of `streams`, most pressing first."""
+    """One codec step: the next `frames` frames of each of `streams`, most pressing first; of one that ended all it has,
+    where that is less."""
 
     frames: int
     streams: tuple[str, ...]
@@ -157,9 +164,9 @@ def next_batch(
     """
     admitted = _admit([stream for stream in streams if not stream.done], settings.admission)
     waiting = sorted(
-        (_priority(stream, settings, now), settings.runnable(frames), stream.id)
+        (_priority(stream, settings, now), frames, stream.id)
         for stream in admitted
-        if (frames := stream.ready) and ahead == (stream.decoded == 0 and settings.runnable(frames) in settings.ahead)
+        if (frames := _step_frames(stream, settings)) and ahead == (stream.decoded == 0 and frames in settings.ahead)
     )
     groups: dict[int, list[str]] = {}  # by frame count, most pressing group and stream first
     for _, frames, stream_id in waiting:
@@ -170,6 +177,14 @@ def next_batch(
         if frames in pressing or len(ids) >= min(settings.gather, limit):
             return CodecBatch(frames, tuple(ids[:limit]))
     return None
+
+
+def _step_frames(stream: CodecStream, settings: SchedulerSettings) -> int:
+    """Frames of the step that runs the stream's next chunk, or its first part; 0 while there is none."""
+    frames = stream.ready
+    if stream.ended and stream.decoded + frames == stream.produced:
+        return settings.covering(frames) if frames else 0
+    return settings.runnable(frames) if frames else 0
 
 
 def _priority(stream: CodecStream, settings: SchedulerSettings, now: float) -> tuple[int, float, int]:
@@ -251,9 +266,10 @@ class CodecQueue:
             return None
         for stream_id in batch.streams:
             stream = self._streams[stream_id]
-            stream.decoded += batch.frames
+            frames = min(batch.frames, stream.produced - stream.decoded)
+            stream.decoded += frames
             stream.ready_since = now  # of the next chunk, if that is complete already
-            stream.plays_until = playback_end(stream.plays_until, now, batch.frames)
+            stream.plays_until = playback_end(stream.plays_until, now, frames)
         return batch
 
     def done(self, stream_id: str) -> bool:

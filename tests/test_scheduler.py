@@ -118,6 +118,24 @@ def test_captured_sizes_limit_the_batch_and_cut_the_frames():
     assert [limits.runnable(n) for n in (1, 3, 4, 7, 12)] == [1, 1, 4, 4, 4]
 
 
+def test_the_last_frames_of_a_stream_are_one_step_filled_up():
+    """Nothing follows them that could hear of it: 11 frames are one step of 12, not 8, 2 and 1 one after the other."""
+    limits = SchedulerSettings(schedule=(12,), captured=frozenset({(4, n) for n in (1, 2, 4, 8, 12)}))
+    assert [limits.covering(n) for n in (1, 3, 4, 5, 11, 12, 30)] == [1, 4, 4, 8, 12, 12, 12]
+    assert SchedulerSettings().covering(7) == 7  # no graphs
+    ended = stream("ended", arrival=1, produced=23, decoded=12, ended=True, plays_until=9.0, schedule=(12,))
+    whole = stream("whole", produced=24, decoded=12, plays_until=9.0, schedule=(12,))
+    going = stream("going", produced=23, decoded=12, plays_until=9.0, schedule=(12,))
+    batch = next_batch([ended, whole, going], limits, now=0)
+    assert (batch.frames, batch.streams) == (12, ("ended", "whole"))
+    more = stream("more", produced=40, decoded=12, ended=True, plays_until=9.0, schedule=(12,))
+    assert next_batch([more], limits, now=0).frames == 12  # a whole chunk comes first
+    queue = CodecQueue(limits)
+    queue.add("a")
+    queue.produce("a", 11, now=0.0, ended=True)
+    assert queue.take(0.0).frames == 12 and queue.done("a") and queue.take(0.0) is None
+
+
 def test_without_batching_one_stream_runs_at_a_time():
     streams = [stream(str(i), arrival=i, produced=1) for i in range(3)]
     assert next_batch(streams, SchedulerSettings(batching=False), now=0).streams == ("0",)
@@ -188,6 +206,7 @@ settings_of_runs = st.builds(
     admission=st.sampled_from([None, 1, 3, 10, TASK_GATE]),
     captured=st.sampled_from([frozenset(), frozenset({(b, f) for b in (1, 4) for f in (1, 2, 4, 8, 12, 25)})]),
 )
+FILLED = {1: (1, 1), 2: (2, 2), 4: (3, 4), 8: (5, 8), 12: (9, 12), 25: (13, 25)}  # frames that a step is filled up from
 arrivals = st.lists(
     st.tuples(
         st.integers(0, 30),  # the step of its arrival
@@ -233,16 +252,17 @@ def test_every_frame_is_decoded_once_in_order_and_on_schedule(plan, limits):
     log = drive(plan, limits)
     for i, (_, frames, schedule, _) in enumerate(plan):
         sizes = [batch.frames for _, batch in log if f"s{i}" in batch.streams]
-        assert sum(sizes) == frames  # each frame once; the order is the order of the batches
         at, sizes_wanted = 0, schedule or limits.schedule
         for size in sizes:
-            border = next_boundary(at, sizes_wanted)
-            assert at + size <= border, "a step crosses no chunk border"
+            taken, border = min(size, frames - at), next_boundary(at, sizes_wanted)
+            assert 0 < taken and at + taken <= border, "a step crosses no chunk border"
             if not limits.captured:
-                assert at + size in (border, frames), "whole chunks, but for the flush at the end"
+                assert taken == size and at + size in (border, frames), "whole chunks, but for the flush at the end"
             else:
                 assert size in (1, 2, 4, 8, 12, 25)
-            at += size
+                assert taken in (size, *range(*FILLED[size])), "filled up only where a smaller step has no room"
+            at += taken
+        assert at == frames  # each frame once; the order is the order of the batches
     for _, batch in log:
         assert len(set(batch.streams)) == len(batch.streams) <= limits.batch_limit(batch.frames)
 

@@ -224,3 +224,20 @@ def test_first_chunks_go_ahead_and_are_heard_in_order(decoder):  # noqa: F811
         whole = decoder(spoken[index][None])[0, 0].numpy()
         assert abs(np.concatenate(heard[each.id]) - whole).max() <= LIMIT, each.id
         assert stage.finished(each)
+
+
+def test_an_end_that_is_filled_up_sounds_the_same(decoder):  # noqa: F811
+    """Eleven frames in one step of twelve, beside a whole chunk of another stream; nobody hears the twelfth."""
+    runner = CodecRunner(decoder, slots=2, capture=[(2, 12)], capture_with=run_eagerly)
+    stage = CodecStage(runner, SchedulerSettings(schedule=(12,), captured=runner.captured), Trace(None))
+    spoken, lengths = codes(2, 12, seed=21), {"short": 11, "whole": 12}
+    jobs = [job(name, None, None) for name in lengths]
+    for each, frames in zip(jobs, spoken, strict=True):
+        stage.open(each)
+        stage.produced(each, frames.T.numpy()[: lengths[each.id]], ended=each.id == "short")
+    heard = {each.id: (samples, frames) for each, samples, frames in stage.run(wait=True)}
+    assert stage.batches == 1 and stage.finished(jobs[0]) and not stage.finished(jobs[1])
+    for row, name in enumerate(lengths):
+        samples, frames = heard[name]
+        want = decoder(spoken[row : row + 1, :, : lengths[name]])[0, 0].numpy()
+        assert frames == lengths[name] and samples.shape == want.shape and abs(samples - want).max() <= LIMIT
