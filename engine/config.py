@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -52,7 +52,7 @@ class TalkerConfig(Section):
     predictor_placement: Literal["auto", "graph", "own_graph", "eager"] = "auto"
     # The talker's own layers. skinny (auto): in steps of one row on CUDA the predictor's kernels of that name
     layers: Literal["auto", "separate", "skinny"] = "auto"
-    # high: where kernels of both wait for room on the GPU, the talker's start before the codec's
+    # high (auto): where kernels of both wait for room on the GPU, the talker's start before the codec's
     stream_priority: Literal["auto", "high", "normal"] = "auto"
     deterministic: bool = False  # CUDA: the same codes at any load (batch-invariant kernels, each prompt by itself)
     self_check: bool = True  # CUDA graphs: compare graph and eager at start, refuse to serve if they differ
@@ -72,9 +72,10 @@ class CodecConfig(Section):
     max_batch: int = Field(32, ge=1)
     admission: Literal["unlimited", "by_task"] | int = "unlimited"  # streams that may hold the codec at once
     in_flight: int = Field(2, ge=1)  # codec steps that a GPU may have before it; more due chunks wait and share steps
-    # ahead: on a GPU streams' first chunks do not queue behind other chunks, nor behind the talker's kernels
+    # ahead: on a GPU streams' first chunks do not queue behind other chunks, nor behind the talker's kernels (auto)
     first_chunks: Literal["auto", "ahead", "queue"] = "auto"
-    gather: int = Field(1, ge=1)  # streams with time in hand wait until so many can share a codec step
+    # Streams with time in hand wait until so many can share a codec step; auto: on a GPU one of eight, four at most
+    gather: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     capture: tuple[tuple[int, int], ...] = ()  # (batch, frames) graphs; (): from the chunk schedule
     # auto: float32 (TF32 on CUDA). float16, behind the transformer: 1.7 times as fast on an H200, 55 dB from exact; but
     # the start takes a minute longer (cuDNN measures its kernels). Refused where the weights do not bear it

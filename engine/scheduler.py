@@ -46,6 +46,8 @@ class SchedulerSettings:
         ahead: frame counts whose first chunks run by themselves, ahead of all other chunks (`next_batch`).
         gather: streams of the rest that wait for each other while none of them is pressing, so that a step
             carries more of them; 1 runs each at once. Costs listeners nothing: they have seconds in hand.
+        gather_share: of so many running streams one is waited for; fewer than `gather` with few streams, whose company
+            would be long in coming.
         in_flight: most codec steps that the device has been given and has not finished (codec_stage.py).
         lead_s: seconds before an underrun from which a stream is urgent; should cover one talker step and
             one codec step.
@@ -59,6 +61,7 @@ class SchedulerSettings:
     captured: frozenset[tuple[int, int]] = frozenset()
     ahead: frozenset[int] = frozenset()
     gather: int = 1
+    gather_share: int = 1
     in_flight: int = 2
     lead_s: float = 0.25
     patience_s: float = 0.5
@@ -71,7 +74,7 @@ class SchedulerSettings:
             check_schedule(self.schedule, "schedule")
         except InvalidRequest as error:
             raise ConfigError(error.message, field=error.field) from None
-        for name in ("max_batch", "gather", "in_flight"):
+        for name in ("max_batch", "gather", "gather_share", "in_flight"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give 1 or more", field=name)
         limits = self.admission.values() if isinstance(self.admission, Mapping) else (self.admission,)
@@ -172,9 +175,10 @@ def next_batch(
     for _, frames, stream_id in waiting:
         groups.setdefault(frames, []).append(stream_id)
     pressing = {frames for (rank, *_), frames, _ in waiting if rank < _REST}
+    gather = min(settings.gather, max(1, len(admitted) // settings.gather_share))
     for frames, ids in groups.items():
         limit = settings.batch_limit(frames)
-        if frames in pressing or len(ids) >= min(settings.gather, limit):
+        if frames in pressing or len(ids) >= min(gather, limit):
             return CodecBatch(frames, tuple(ids[:limit]))
     return None
 

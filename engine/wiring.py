@@ -18,6 +18,7 @@ from engine.scheduler import TASK_GATE, SchedulerSettings
 from engine.speaker import SpeakerEncoder
 from engine.talker.settings import TalkerSettings
 
+LEAD_S = {"cuda": 0.1, "cpu": 0.25}  # a talker step and the codec's queue take 10 to 30 ms on a GPU
 MOST_AHEAD = 16  # streams whose first chunks share a graph; more take several
 
 
@@ -103,7 +104,7 @@ def capture(config: EngineConfig) -> tuple[tuple[int, int], ...]:
 
 def ahead(config: EngineConfig) -> tuple[tuple[int, int], ...]:
     """(batch, frames) sizes of first chunks, to capture once more (`CodecRunner`)."""
-    if config.codec.first_chunks != "ahead" or config.codec.state == "host":
+    if config.codec.first_chunks == "queue" or config.codec.state == "host":
         return ()
     first = config.stream.chunk_schedule[0]
     return tuple((batch, frames) for batch, frames in capture(config) if frames == first and batch <= MOST_AHEAD)
@@ -127,7 +128,7 @@ def codec_runner(config: EngineConfig, codec: Codec, target: torch.device) -> Co
 
 
 def scheduler_settings(config: EngineConfig, runner: CodecRunner) -> SchedulerSettings:
-    codec = config.codec
+    codec, cuda = config.codec, runner.device.type == "cuda"
     admission: Any = codec.admission
     if admission == "unlimited":
         admission = None
@@ -138,8 +139,10 @@ def scheduler_settings(config: EngineConfig, runner: CodecRunner) -> SchedulerSe
         max_batch=codec.max_batch,
         batching=codec.batching,
         admission=admission,
-        gather=codec.gather,
+        gather=(4 if cuda else 1) if codec.gather == "auto" else codec.gather,
+        gather_share=8 if codec.gather == "auto" else 1,
         in_flight=codec.in_flight,
+        lead_s=LEAD_S["cuda" if cuda else "cpu"],
         captured=frozenset(runner.captured),
         ahead=frozenset(frames for _, frames in runner.ahead),
     )

@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,3 +84,17 @@ def test_sizes_of_first_chunks_that_go_ahead():
     assert sizes(**{"stream.chunk_schedule": [3, 4], "talker.max_num_seqs": 2}) == ((1, 3), (2, 3))
     assert sizes(**{"codec.first_chunks": "queue"}) == sizes(**{"codec.state": "host"}) == ()
     assert sizes(**{"codec.capture": [[1, 4], [8, 8]]}) == ()  # no graph holds a first chunk
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "gather", "share", "lead_s"),
+    [("cuda", "auto", 4, 8, 0.1), ("cuda", 6, 6, 1, 0.1), ("cpu", "auto", 1, 8, 0.25), ("cpu", 2, 2, 1, 0.25)],
+)
+def test_how_long_chunks_wait_for_company(device, given, gather, share, lead_s):
+    config = EngineConfig.load(None, **{"codec.gather": given})
+    runner = SimpleNamespace(device=torch.device(device), captured=((4, 1),), ahead=((4, 1),))
+    settings = wiring.scheduler_settings(config, runner)
+    assert (settings.gather, settings.gather_share, settings.lead_s) == (gather, share, lead_s)
+    assert settings.ahead == {1}
+    with pytest.raises(ConfigError, match="gather"):
+        EngineConfig.load(None, **{"codec.gather": 0})

@@ -144,7 +144,9 @@ def test_without_batching_one_stream_runs_at_a_time():
 def test_gathering_waits_for_company_but_not_for_ends_or_pressing_streams():
     gather = SchedulerSettings(gather=3)
     rest = [stream(str(i), arrival=i, produced=3, decoded=1, plays_until=9.0) for i in range(3)]
-    assert next_batch(rest[:2], gather, now=0) is None
+    busy = stream("busy", arrival=3, produced=1, decoded=1, plays_until=9.0)
+    assert next_batch([*rest[:2], busy], gather, now=0) is None
+    assert next_batch(rest[:2], gather, now=0).streams == ("0", "1")  # there is nobody else to wait for
     assert next_batch(rest, gather, now=0).streams == ("0", "1", "2")
     # one of the two becomes urgent, and takes the other along
     assert next_batch(rest[:2], gather, now=8.9).streams == ("0", "1")
@@ -284,6 +286,19 @@ def test_equal_streams_form_no_staircase(count, max_batch, schedule, backlog):
         assert batch.frames == schedule[0]
         first.update(batch.streams)
     assert len(first) == count
+
+
+def test_few_streams_wait_for_little_company():
+    """One of eight: at ten streams nobody waits, at forty each for four."""
+    auto = SchedulerSettings(gather=4, gather_share=8)
+    busy = [stream(f"b{i}", arrival=9, produced=1, decoded=1, plays_until=9.0) for i in range(40)]
+    rest = [stream(str(i), arrival=i, produced=3, decoded=1, plays_until=9.0) for i in range(4)]
+    assert next_batch([*rest[:1], *busy[:14]], auto, now=0).streams == ("0",)
+    assert next_batch([*rest[:1], *busy[:15]], auto, now=0) is None
+    assert next_batch([*rest[:2], *busy[:15]], auto, now=0).streams == ("0", "1")
+    assert next_batch([*rest[:3], *busy], auto, now=0) is None
+    assert next_batch([*rest, *busy], auto, now=0).streams == ("0", "1", "2", "3")
+    assert next_batch([*rest[:1], *busy], auto, now=8.9).streams == ("0",)  # about to run dry
 
 
 def test_admission_1_does_form_the_staircase():

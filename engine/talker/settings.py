@@ -22,7 +22,7 @@ CHOICES = {
 # What "auto" means where any load may give other roundings.
 AUTO_PREDICTOR = "persistent"
 AUTO_LAYERS = "skinny"
-AUTO_PRIORITY = "normal"
+AUTO_PRIORITY = "high"
 PREDICTOR_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows of graphs of its own
 
 

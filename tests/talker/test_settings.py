@@ -7,7 +7,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, InvalidRequest
-from engine.talker import PromptRows, SlotOptions, SlotsFull, TalkerSettings
+from engine.talker import PromptRows, SlotOptions, SlotsFull, TalkerSettings, compat
 from engine.talker.geometry import TalkerGeometry
 from engine.talker.settings import AUTO_LAYERS, AUTO_PREDICTOR
 from engine.talker.slots import LAST_ROW, PROMPT_LEN, SEED, TEMPERATURE, TOP_K, SlotBuffers, SlotPool
@@ -189,3 +189,22 @@ def test_a_prompt_known_to_hold_what_is_not_finite_is_refused(buffers):
     rows = torch.zeros(6, buffers.rows.shape[-1])
     with pytest.raises(InvalidRequest):
         buffers.check(PromptRows.joined([rows], 5, rows[0], finite=False), SlotOptions(seed=0, max_frames=4))
+
+
+def test_whose_kernels_go_first():
+    assert TalkerSettings(device="cuda").goes_first
+    assert not TalkerSettings(device="cuda", stream_priority="normal").goes_first
+    assert not TalkerSettings(stream_priority="high").goes_first  # the CPU has no streams
+    with pytest.raises(ConfigError, match="stream_priority"):
+        TalkerSettings(stream_priority="low")
+
+
+def test_graphs_that_name_no_stream_are_captured_on_the_one_given():
+    """vLLM's: a graph's kernels keep the priority of the stream that they were captured on."""
+    before, stream = torch.cuda.graph.default_capture_stream, object()
+    with pytest.raises(ZeroDivisionError), compat.captures_on(stream):
+        assert torch.cuda.graph.default_capture_stream is stream
+        raise ZeroDivisionError
+    with compat.captures_on(None):
+        assert torch.cuda.graph.default_capture_stream is before
+    assert torch.cuda.graph.default_capture_stream is before
