@@ -50,8 +50,9 @@ class TalkerConfig(Section):
     # After the talker's step in CUDA graphs of its own (auto, own_graph) or without (eager), or inside the step and its
     # graph (graph; auto where there are no graphs, or with deterministic)
     predictor_placement: Literal["auto", "graph", "own_graph", "eager"] = "auto"
-    # The talker's own layers. skinny (auto): in steps of one row on CUDA the predictor's kernels of that name
-    layers: Literal["auto", "separate", "skinny"] = "auto"
+    # The talker's own layers. skinny (auto): in steps of one row on CUDA the predictor's kernels of that name; paged:
+    # there in one kernel, too, what else vLLM's kernels do: norms, rotary embedding, cache and attention
+    layers: Literal["auto", "separate", "skinny", "paged"] = "auto"
     # high (auto): where kernels of both wait for room on the GPU, the talker's start before the codec's
     stream_priority: Literal["auto", "high", "normal"] = "auto"
     deterministic: bool = False  # CUDA: the same codes at any load (batch-invariant kernels, each prompt by itself)

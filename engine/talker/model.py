@@ -67,10 +67,10 @@ class TalkerModel(nn.Module):
         if predictor == "plain":  # torch operations throughout; settings.py refuses layers of another kind with it
             return TorchStep(self)
         if device.type == "cuda":
-            if predictor in ("skinny", "persistent") or layers == "skinny":
+            if predictor in ("skinny", "persistent") or layers in ("skinny", "paged"):
                 from engine.talker.skinny import SkinnyStep
 
-                return SkinnyStep(self, predictor, layers == "skinny", self.fp8)
+                return SkinnyStep(self, predictor, layers, self.fp8)
             from engine.talker.fused import FusedStep
 
             return FusedStep(self)
@@ -128,7 +128,7 @@ class TalkerModel(nn.Module):
         if self.probe is not None:
             self.probe[:count].copy_(hidden)
         if self.after is not None:
-            metadata, mapping = self._metadata()
+            metadata, mapping = self.metadata()
             self.after.keep(slot, frame, None if mapping is None else mapping[:count] >= 0)
             if metadata is not None and hidden.device.type == "cpu":  # on CUDA the model-state hook knows the rows
                 ends = metadata.query_start_loc[1:] - 1
@@ -164,7 +164,7 @@ class TalkerModel(nn.Module):
         out = torch.zeros(tokens.shape[0], self.token_count, dtype=torch.float32, device=tokens.device)
         return out.scatter_(1, tokens[:, None], 1.0)
 
-    def _metadata(self) -> tuple[Any, Any]:
+    def metadata(self) -> tuple[Any, Any]:
         """Attention metadata of this step, and where the keys of each row are written (below 0: padding).
 
         A profiling run has neither.
@@ -186,7 +186,7 @@ class TalkerModel(nn.Module):
         (where keys and values are written) marks them. Requests = tokens tells a decode batch, not the longest
         query: the capture fix of hooks.py changes that one.
         """
-        metadata, mapping = self._metadata()
+        metadata, mapping = self.metadata()
         if metadata is None:  # a profiling run: nothing is real, at most a full batch is sampled
             rows = torch.arange(min(count, self.max_rows), device=device)
             return rows, torch.zeros_like(rows, dtype=torch.bool)

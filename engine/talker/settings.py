@@ -15,7 +15,7 @@ CHOICES = {
     "predictor": ("auto", "fused", "skinny", "persistent", "plain"),
     "predictor_weights": ("auto", "fp8"),
     "predictor_placement": ("auto", "graph", "own_graph", "eager"),
-    "layers": ("auto", "separate", "skinny"),
+    "layers": ("auto", "separate", "skinny", "paged"),
     "stream_priority": ("auto", "high", "normal"),
 }
 
@@ -54,8 +54,9 @@ class TalkerSettings:
             "own_graph" after it in graphs of their own, of as many rows as there are frames to make (the talker's graph
             of a step with a prompt always holds max_num_seqs); "eager" after it without any, to be measured against.
             "auto" is own_graph where prompts run in graphs, unless `deterministic`; else inside the step.
-        layers: the talker's own layers: "separate" (one kernel for each product and norm) or "skinny" (in a step of one
-            row on CUDA in bfloat16 the predictor's kernels of that name; otherwise as separate); "auto" is skinny
+        layers: the talker's own layers: "separate" (one kernel for each product and norm), "skinny" (in a step of one
+            row on CUDA in bfloat16 the predictor's kernels of that name; otherwise as separate) or "paged" (as skinny,
+            with norms, rotary embedding, cache and attention in one kernel, too, in place of vLLM's); "auto" is skinny
             unless `deterministic`, or with a plain predictor, which has no such kernels.
         stream_priority: CUDA only: with "high", where both wait for room, the device starts the talker's kernels before
             the codec's; with "normal" in the order in which they came.
@@ -137,17 +138,17 @@ class TalkerSettings:
 
     def _check_skinny(self) -> None:
         for name, other in (("predictor", "fused"), ("layers", "separate")):
-            if self.deterministic and getattr(self, name) in ("skinny", "persistent"):
+            if self.deterministic and getattr(self, name) in ("skinny", "persistent", "paged"):
                 raise ConfigError(
                     f"talker.{name} is {getattr(self, name)}, which sums in another order for another number of "
                     f"streams; talker.deterministic asks for the same codes at any load: set talker.{name} to auto or "
                     f"{other}",
                     field=f"talker.{name}",
                 )
-        if self.predictor == "plain" and self.layers == "skinny":
+        if self.predictor == "plain" and self.layers in ("skinny", "paged"):
             raise ConfigError(
-                "talker.layers is skinny, but talker.predictor is plain, which has the layers in torch operations; "
-                "set talker.layers to auto or talker.predictor to fused",
+                f"talker.layers is {self.layers}, but talker.predictor is plain, which has the layers in torch "
+                "operations; set talker.layers to auto or talker.predictor to fused",
                 field="talker.layers",
             )
 

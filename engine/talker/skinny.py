@@ -19,6 +19,7 @@ from engine.talker.fp8 import MATRICES, quantize
 from engine.talker.fused import FusedStep, norm_rows
 from engine.talker.launches import attend, sample
 from engine.talker.layers import decoder_layers
+from engine.talker.paged import PagedAttention
 from engine.talker.slots import SUB_TEMPERATURE, SUB_TOP_K, SUB_TOP_P
 
 if TYPE_CHECKING:
@@ -190,15 +191,18 @@ class SkinnyStep(FusedStep):
     """As FusedStep, with the predictor of up to MOST_ROWS streams, the layers of a step of up to LAYER_ROWS rows, or
     both in fewer kernels: bfloat16 only."""
 
-    def __init__(self, model: TalkerModel, predictor: str, layers: bool, fp8: bool) -> None:
-        """`predictor`: TalkerSettings'; `layers`: whether they run here, too; `fp8`: the predictor's weights."""
+    def __init__(self, model: TalkerModel, predictor: str, layers: str, fp8: bool) -> None:
+        """`predictor`, `layers`: TalkerSettings'; `fp8`: the predictor's weights."""
         super().__init__(model)
         self.fp8, half = fp8, model.head.dtype == torch.bfloat16
         self.skinny = SkinnyPredictor(model) if predictor in ("skinny", "persistent") and half else None
         self.persistent = None
         if predictor == "persistent" and half and not fp8 and persistent.fits(model.geometry, model.head.device):
             self.persistent = persistent.PersistentPredictor(model)
-        self.skinny_layers = layers and self.fused_rotary  # which asks for bfloat16, too
+        self.skinny_layers = layers in ("skinny", "paged") and self.fused_rotary  # which asks for bfloat16, too
+        self.paged = None
+        if self.skinny_layers and layers == "paged":
+            self.paged = PagedAttention(model.geometry.talker, self.wide_rotary)
 
     def finish_loading(self) -> None:
         super().finish_loading()
@@ -206,6 +210,17 @@ class SkinnyStep(FusedStep):
             self.persistent.finish_loading()
         if self.skinny is not None:
             self.skinny.finish_loading(self.fp8)
+
+    def over_pages(self, index: int, qkv: torch.Tensor, positions: torch.Tensor, pdl: bool) -> torch.Tensor | None:
+        """As `attended`, of one row; None where vLLM's has to do it (a profiling run has no cache)."""
+        if self.paged is None or qkv.shape[0] != 1:
+            return None
+        cache: Any = self.model.attentions[index].kv_cache
+        metadata, slots = self.model.metadata()
+        if metadata is None or not self.paged.reads(cache):
+            return None
+        layer = decoder_layers(self.model.layers)[index]
+        return self.paged.attend(layer, qkv, cache, positions, metadata.block_table, slots, pdl)
 
     def crowds(self, rows: int) -> bool:
         return self.persistent is not None and rows == 1
@@ -218,17 +233,20 @@ class SkinnyStep(FusedStep):
     def few_rows(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """As `layers`; x, contiguous, is left as it is.
 
-        vLLM's kernels stand between ours. A kernel launched without the attribute of programmatic dependent launch
-        starts when everything before it has ended, whatever that signalled; one launched with it waits by itself, which
-        covers what is before only if the kernel before waits, too. vLLM's rotary kernel does (it has the attribute in
-        later versions). FlashAttention 3's combine need not: where there is one split its programs return first, so it
-        may end while the attention still writes. What reads the attention's output is therefore not started early.
+        Where the attention is vLLM's, its kernels stand between ours. A kernel launched without the attribute of
+        programmatic dependent launch starts when everything before it has ended, whatever that signalled; one launched
+        with it waits by itself, which covers what is before only if the kernel before waits, too. vLLM's rotary kernel
+        does (it has the attribute in later versions). FlashAttention 3's combine need not: where there is one split its
+        programs return first, so it may end while the attention still writes. What reads its output is therefore not
+        started early.
         """
         eps, pdl, cuts = self.model.geometry.talker.eps, overlaps(x.device), LAYER_TILES
         for index, layer in enumerate(decoder_layers(self.model.layers)):
             qkv = linear("qkv", x, Matrix(layer.qkv), layer.input_norm, eps, cut=cuts["qkv"], pdl=pdl)
-            attended, output = self.attended(index, qkv, positions), Matrix(layer.output)
-            x = linear("output", attended, output, residual=x, cut=cuts["output"], pdl=pdl, early=False)
+            attended, output, ours = self.over_pages(index, qkv, positions, pdl), Matrix(layer.output), True
+            if attended is None:
+                attended, ours = self.attended(index, qkv, positions), False
+            x = linear("output", attended, output, residual=x, cut=cuts["output"], pdl=pdl, early=ours)
             active = linear("gate_up", x, Matrix(layer.gate_up), layer.post_norm, eps, cut=cuts["gate_up"], pdl=pdl)
             x = linear("down", active, Matrix(layer.down), residual=x, cut=cuts["down"], pdl=pdl)
         return norm_rows(x, self.model.norm, eps)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class TorchStep:
     """The parts of a step in plain torch. N rows in the batch, R of them sampled, H the talker's width."""
 
+    leaves_room = False  # asks for kernels that leave others room, where `crowds` has some that do not
+
     def __init__(self, model: TalkerModel) -> None:
         self.model = model
         geometry, device = model.geometry, model.head.device
@@ -33,7 +35,6 @@ class TorchStep:
         self.suppressed = suppressed.to(device)
         self.group_offsets = torch.arange(geometry.groups - 1, device=device) * geometry.predictor_vocab
         self.rotary = rotary_table(geometry.talker, model.max_positions).to(device, model.head.dtype)
-        self.leaves_room = False  # asks for kernels that leave others room, where `crowds` has some that do not
         # what the host reads: filled in every step, graph replays included
         self.report = torch.zeros(model.max_rows, 2 + geometry.groups, dtype=torch.int64, device=device)
 

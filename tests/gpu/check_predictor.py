@@ -208,16 +208,25 @@ def small(path: FusedStep) -> None:
             result(f"us by warps, {name}, {rows} rows: {'  '.join(listed)}")
 
 
+class Queries(torch.nn.Module):
+    """In the place of vLLM's attention."""
+
+    kv_cache = None
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return query
+
+
 @survives("the talker's layers")
 def stacks() -> None:
     """The talker's layers on each path, each layer's attention giving back its queries."""
-    g, model = GEOMETRY.talker, SimpleNamespace(geometry=GEOMETRY, attentions=[lambda query, key, value: query] * 99)
+    g, model = GEOMETRY.talker, SimpleNamespace(geometry=GEOMETRY, attentions=[Queries()] * 99)
     model.layers, model.norm = torch.nn.ModuleList([DecoderLayer(g) for _ in range(g.layers)]), torch.ones(g.hidden)
     for name, weight in model.layers.named_parameters():
         weight.data.fill_(1.0) if name.endswith("norm") else weight.data.normal_(0, 0.02)
     steps = {"separate": FusedStep.__new__(FusedStep), "skinny": SkinnyStep.__new__(SkinnyStep)}
     for step in steps.values():
-        step.model, step.fused_rotary, step.skinny_layers = model, True, True  # type: ignore
+        step.model, step.fused_rotary, step.skinny_layers, step.paged = model, True, True, None  # type: ignore
         step.wide_rotary = rotary_table(g, 64).to(DEVICE, torch.bfloat16)
     for rows in (1, 2):
         x, positions = torch.randn(rows, g.hidden), torch.arange(rows) + 5

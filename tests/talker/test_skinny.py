@@ -19,6 +19,7 @@ from engine.talker.fused import FusedStep
 from engine.talker.geometry import TalkerGeometry
 from engine.talker.layers import DecoderLayer, rms_norm, rotary_table, rotate
 from engine.talker.model import TalkerModel
+from engine.talker.paged import PagedAttention
 from engine.talker.predictor import CodePredictor
 from engine.talker.skinny import (
     LAYER_ROWS,
@@ -141,6 +142,8 @@ def test_predict(fp8, hidden, monkeypatch):
 class Rotated(SkinnyStep):
     """What vLLM's kernels for 16-bit types do, in torch."""
 
+    paged = None
+
     def attended(self, index: int, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         g, layer = self.model.geometry.talker, self.model.layers[index]
         parts = qkv.unflatten(-1, (-1, g.head_dim)).split([g.heads, g.kv_heads, g.kv_heads], dim=-2)
@@ -159,11 +162,14 @@ def talker_stack():
         weight.data.normal_(1 if name.endswith("norm") else 0, 0.1)
     model.norm = 1 + 0.1 * torch.randn(g.hidden)
 
-    def attention(query, key, value):
-        grouped = (key + value).unflatten(-1, (g.kv_heads, g.head_dim)).repeat_interleave(g.heads // g.kv_heads, -2)
-        return (query * grouped.flatten(-2)).tanh()
+    class Attention(nn.Module):
+        kv_cache = torch.empty(0)
 
-    model.attentions = [attention] * g.layers
+        def forward(self, query, key, value):
+            grouped = (key + value).unflatten(-1, (g.kv_heads, g.head_dim)).repeat_interleave(g.heads // g.kv_heads, -2)
+            return (query * grouped.flatten(-2)).tanh()
+
+    model.attentions = [Attention()] * g.layers
     return model
 
 
@@ -182,6 +188,44 @@ def test_layers(monkeypatch):
             given = x.clone()
             torch.testing.assert_close(skinny.few_rows(x, positions), plain.layers(x, positions), rtol=1e-4, atol=1e-4)
             assert torch.equal(x, given)
+
+
+def test_layers_over_the_paged_cache(monkeypatch):
+    """A sequence, one row at a time; as by plain layers whose attention sees all rows at once. Where the cache is of
+    another layout, or in a profiling run, which has none, the attention is vLLM's."""
+    monkeypatch.setattr(module, "norm_rows", rms_norm)
+    for kind in LAYER_TILES:
+        monkeypatch.setitem(LAYER_TILES, kind, Tile(64, 128, 4))
+    length, page = 40, 16
+    with torch.device(DEVICE):
+        model = talker_stack()
+        g = model.geometry.talker
+        plain, skinny = TorchStep.__new__(TorchStep), Rotated.__new__(Rotated)
+        for step in (plain, skinny):
+            step.model, step.rotary = model, rotary_table(g, 64).to(DEVICE)
+        skinny.paged = PagedAttention(g, skinny.rotary)
+        x, theirs = torch.randn(length, g.hidden), model.attentions
+
+        def causal(query, key, value):
+            parts = [t.unflatten(-1, (-1, g.head_dim)).transpose(0, 1) for t in (query, key, value)]
+            out = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+            return out.transpose(0, 1).flatten(-2)
+
+        model.attentions = [causal] * g.layers
+        want = plain.layers(x, torch.arange(length))
+        table = torch.tensor([[3, 0, 2]], dtype=torch.int32)
+        shape = 4, g.kv_heads, page, 2 * g.head_dim
+        model.attentions = [SimpleNamespace(kv_cache=torch.zeros(shape)) for _ in range(g.layers)]
+        for position in range(length):
+            slot = table[0, position // page].long() * page + position % page
+            model.metadata = lambda slot=slot: (SimpleNamespace(block_table=table), slot[None])
+            found = skinny.few_rows(x[position : position + 1], torch.tensor([position]))
+            torch.testing.assert_close(found, want[position : position + 1], rtol=1e-4, atol=1e-4)
+        model.attentions = theirs
+        one, where = torch.randn(1, g.hidden), torch.tensor([3])
+        for metadata in ((None, None), model.metadata()):
+            model.metadata = lambda metadata=metadata: metadata
+            torch.testing.assert_close(skinny.few_rows(one, where), plain.layers(one, where), rtol=1e-4, atol=1e-4)
 
 
 def test_which_layers_run_in_few_kernels(monkeypatch):
@@ -212,7 +256,9 @@ def test_predictor_and_layers_are_chosen_one_by_one(dtype, monkeypatch):
             assert isinstance(step, SkinnyStep) == ("skinny" in (predictor, layers))
             if isinstance(step, SkinnyStep):
                 assert (step.skinny is not None) == (predictor == "skinny" and half)
-                assert step.skinny_layers == (layers == "skinny" and half)
+                assert step.skinny_layers == (layers == "skinny" and half) and step.paged is None
+    step = TalkerModel._step(model, "fused", "paged", cuda, dtype)
+    assert isinstance(step, SkinnyStep) and step.skinny_layers == half == (step.paged is not None)
     for model.fp8, suits["geometry"], expected in ((False, True, half), (False, False, False), (True, True, False)):
         step = TalkerModel._step(model, "persistent", "separate", cuda, dtype)
         assert (step.persistent is not None, step.skinny is not None) == (expected, half)
