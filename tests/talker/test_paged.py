@@ -130,6 +130,7 @@ def test_the_published_size_in_a_graph_with_early_starts(position):
         want, stored = found.clone(), [cache.clone() for cache in caches]
         for cache in caches:
             cache[slot // PAGE, :, slot % PAGE] = 0
+        run(alone=False)  # compiles
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
