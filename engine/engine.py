@@ -26,7 +26,6 @@ from engine import memory, pauses, sampling, text, wiring
 from engine.audio import Audio
 from engine.checkpoint import Checkpoint
 from engine.chunks import check_schedule
-from engine.codec.codec import Codec
 from engine.codec_stage import CodecStage
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
@@ -75,7 +74,7 @@ class Engine:
             self.prompts.text_rows.fill(self.device)
         talker_settings = wiring.talker_settings(config, self.device, self.checkpoint)
         # The codec first: vLLM makes torch.set_num_threads a no-op on the CPU.
-        self.codec = Codec.load(self.checkpoint, self.codec_device, wiring.codec_dtype(config))
+        self.codec = wiring.load_codec(config, self.checkpoint, self.codec_device)
         self._runner = wiring.codec_runner(config, self.codec, self.codec_device)
         self.speaker_encoder = wiring.speaker_encoder(self.checkpoint, self.device)
         self._talker = Talker(talker_settings, self.checkpoint)

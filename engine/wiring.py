@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from engine.scheduler import TASK_GATE, SchedulerSettings
 from engine.speaker import SpeakerEncoder
 from engine.talker.settings import TalkerSettings
 
+log = logging.getLogger(__name__)
+AUTO_LEAST_DB = 50.0  # of the codec in float16, for random codes; the embedded voice's has 61
 LEAD_S = {"cuda": 0.1, "cpu": 0.25}  # a talker step and the codec's queue take 10 to 30 ms on a GPU
 MOST_AHEAD = 16  # streams whose first chunks share a graph; more take several
 
@@ -57,10 +60,21 @@ def codec_device(config: EngineConfig, talker: torch.device) -> torch.device:
     return wanted
 
 
-def codec_dtype(config: EngineConfig) -> torch.dtype:
-    """auto is float32: on CUDA its convolutions run in TF32, 55 dB from exact; bfloat16 is faster and 33 dB from it
-    (docs/measurements/gpu.md)."""
-    return torch.float32 if config.codec.dtype == "auto" else getattr(torch, config.codec.dtype)
+def load_codec(config: EngineConfig, checkpoint: Checkpoint, target: torch.device) -> Codec:
+    """The codec in `codec.dtype`. auto: on CUDA float16, as near to exact as TF32, which float32 is there, and 1.7
+    times as fast (docs/measurements/gpu.md); float32 on the CPU, and where the weights do not bear float16.
+
+    Raises:
+        CheckpointError, ConfigError: see Codec.load.
+    """
+    if config.codec.dtype != "auto":
+        return Codec.load(checkpoint, target, getattr(torch, config.codec.dtype))
+    if target.type == "cuda":
+        try:
+            return Codec.load(checkpoint, target, torch.float16, AUTO_LEAST_DB)
+        except ConfigError as error:
+            log.warning("The codec runs in float32. %s", error.message)
+    return Codec.load(checkpoint, target)
 
 
 def talker_settings(config: EngineConfig, device: torch.device, checkpoint: Checkpoint | None = None) -> TalkerSettings:
@@ -122,7 +136,7 @@ def codec_runner(config: EngineConfig, codec: Codec, target: torch.device) -> Co
         slots=config.talker.max_num_seqs,
         capture=capture(config) if target.type == "cuda" else (),
         device=target,
-        dtype=codec_dtype(config),
+        dtype=codec.decoder.tail_dtype,
         ahead=ahead(config) if target.type == "cuda" else (),
     )
 

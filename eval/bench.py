@@ -142,15 +142,13 @@ def codec_alone(settings: Mapping[str, Any], batch: int = 32, frames: int = 4, r
 
     from engine import wiring
     from engine.checkpoint import Checkpoint
-    from engine.codec.codec import Codec
     from engine.codec.graphs import CodecRunner
     from engine.config import EngineConfig
 
     config = EngineConfig.load(None, **{**settings, "model": "dummy:1.7b-base"})
     device = wiring.device(config)
-    dtype = wiring.codec_dtype(config)
-    codec = Codec.load(Checkpoint.open(config.model), device, dtype)
-    cuda = device.type == "cuda"
+    codec = wiring.load_codec(config, Checkpoint.open(config.model), device)
+    cuda, dtype = device.type == "cuda", codec.decoder.tail_dtype
     runner = CodecRunner(codec.decoder, batch, ((batch, frames),) if cuda else (), device, dtype)
     codes = torch.randint(0, codec.decoder.codebook_size, (batch, codec.groups, frames))
     times = []

@@ -2,8 +2,9 @@
 
 Every convolution is one that tensor cores take as it is: a transposed convolution runs as an ordinary one whose
 outputs are the steps in order, the depthwise one shares a kernel with the norm behind it, the last one, to a single
-channel, with the activation before it and the clamp. Streams keep their histories as [B, H, C] (`CodecDecoder.freeze`
-says so to `init_state`).
+channel, with the activation before it and the clamp. Where its weight is float16 (`CodecDecoder.narrow`) a
+convolution's inputs and outputs are, and so is a unit's residual; biases and what is between convolutions are float32.
+Streams keep their histories as [B, H, C] (`CodecDecoder.freeze` says so to `init_state`).
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class ChannelsLastTail:
             x = block(up(_join(x.contiguous(), up.history, walk)) + up.bias, walk)
         x, bias, residual = self._first(_join(x, self._first.history, walk)), self._first.bias, None
         for act, up, units in self._blocks:
-            joined, _ = _activate(act, x, bias, residual, up.history, walk)
+            joined, _ = _activate(act, x, bias, residual, up, walk)
             x, bias, residual = up(joined), up.bias, None
             for act1, conv1, act2, conv2 in units:
-                joined, total = _activate(act1, x, bias, residual, conv1.history, walk, keep_total=True)
-                inner, _ = _activate(act2, conv1(joined), conv1.bias, None, 0, walk)
+                joined, total = _activate(act1, x, bias, residual, conv1, walk, keep_total=True)
+                inner, _ = _activate(act2, conv1(joined), conv1.bias, None, conv2, walk)
                 x, bias, residual = conv2(inner), conv2.bias, total
         return self._samples(x, bias, residual, walk)
 
@@ -53,7 +54,8 @@ class ChannelsLastTail:
         act: Any = self._act
         history = walk.next_history() if walk else None
         if walk and history is None:  # this walk has its own way of joining
-            inputs = snake(x, act.frequency, act.gain, bias, residual=residual)[0]
+            dtype = self._last_taps.dtype
+            inputs = snake(x, act.frequency, act.gain, bias, residual=residual, dtype=dtype)[0]
             joined = walk.extend(inputs.transpose(1, 2))
             return self._last(joined).float().clamp(-1, 1)
         samples, kept = snake_to_samples(
@@ -69,7 +71,7 @@ class _Conv:
 
     def __init__(self, weight: Tensor, bias: Tensor, dilation: int, history: int, channels: int) -> None:
         self._weight = weight[:, :, None].contiguous(memory_format=torch.channels_last)
-        self.bias, self.history = bias, history
+        self.bias, self.history, self.dtype = bias, history, weight.dtype
         self._dilation, self._channels = (1, dilation), channels
 
     @classmethod
@@ -130,11 +132,12 @@ def _join(x: Tensor, pad: int, walk: StateWalk | None) -> Tensor:
 
 
 def _activate(
-    act: Any, x: Tensor, bias: Tensor, residual: Tensor | None, pad: int, walk: StateWalk | None,
+    act: Any, x: Tensor, bias: Tensor, residual: Tensor | None, conv: _Conv, walk: StateWalk | None,
     keep_total: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The activation of x + bias + residual behind `pad` steps of history, and that sum if it is wanted."""
-    given: dict[str, Any] = {"residual": residual, "keep_total": keep_total}
+    """The activation of x + bias + residual as `conv` takes it, behind its history; and that sum if it is wanted."""
+    pad = conv.history
+    given: dict[str, Any] = {"residual": residual, "keep_total": keep_total, "dtype": conv.dtype}
     if not pad or walk is None:
         return snake(x, act.frequency, act.gain, bias, pad=pad, **given)
     history = walk.next_history()

@@ -39,8 +39,10 @@ class Codec:
         checkpoint: Checkpoint | str | Path,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        least_db: float | None = None,
     ) -> Codec:
-        """The codec in `speech_tokenizer/` of a checkpoint; random weights where the checkpoint is "dummy".
+        """The codec in `speech_tokenizer/` of a checkpoint; random weights where the checkpoint is "dummy". `least_db`:
+        how near to float32 it must be in a `dtype` of 16 bits, see precision.check.
 
         Raises:
             CheckpointError: a tensor is missing, unknown or of another shape, or the config cannot be built.
@@ -63,10 +65,12 @@ class Codec:
             _load(decoder, checkpoint, "decoder.")
         # Random weights are there to be measured: noise has no precision to lose.
         asked = dtype != torch.float32 and checkpoint.load_format != "dummy"
+        if asked and dtype == torch.float16:
+            precision.check_room(decoder.to(device))
         wanted = precision.spoken(decoder.to(device)) if asked else None
         codec = cls(encoder.to(device, torch.float32), decoder.to(device).narrow(dtype), groups)
         if wanted is not None:
-            precision.check(codec.decoder, wanted)
+            precision.check(codec.decoder, wanted, least_db)
         return codec
 
     def encode(self, pcm: np.ndarray) -> np.ndarray:

@@ -29,17 +29,17 @@ class FusedTail:
         for block in self._blocks:
             act, up, *units = block.block  # type: ignore[misc,union-attr]
             steps = x.shape[-1]
-            joined, _ = _activate(act, x, bias, residual, up.history, walk)
+            joined, _ = _activate(act, x, bias, residual, up, walk)
             grown = F.conv_transpose1d(joined, up.conv.weight, stride=up.stride)
             x = grown[..., up.history * up.stride : (up.history + steps) * up.stride]
             bias, residual = up.conv.bias, None
             for unit in units:
-                joined, total = _activate(unit.act1, x, bias, residual, unit.conv1.history, walk, keep_total=True)
+                joined, total = _activate(unit.act1, x, bias, residual, unit.conv1, walk, keep_total=True)
                 inner = _convolve(unit.conv1, joined)
-                inner, _ = _activate(unit.act2, inner, unit.conv1.conv.bias, None, 0, walk)
+                inner, _ = _activate(unit.act2, inner, unit.conv1.conv.bias, None, unit.conv2, walk)
                 x, bias, residual = _convolve(unit.conv2, inner), unit.conv2.conv.bias, total
         last: Any = self._last
-        joined, _ = _activate(self._snake, x, bias, residual, last.history, walk)
+        joined, _ = _activate(self._snake, x, bias, residual, last, walk)
         return last.conv(joined)
 
 
@@ -53,11 +53,13 @@ def _extend(x: Tensor, pad: int, walk: StateWalk | None) -> Tensor:
 
 
 def _activate(
-    act: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, pad: int, walk: StateWalk | None,
+    act: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, layer: Any, walk: StateWalk | None,
     keep_total: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The activation of x + bias + residual behind `pad` steps of history, and that sum if it is wanted."""
-    given: dict[str, Any] = {"bias": bias, "residual": residual, "keep_total": keep_total}
+    """The activation of x + bias + residual as `layer`'s convolution takes it, behind its history; and that sum if it
+    is wanted."""
+    pad, dtype = layer.history, layer.conv.weight.dtype
+    given: dict[str, Any] = {"bias": bias, "residual": residual, "keep_total": keep_total, "dtype": dtype}
     if not pad or walk is None:
         return snake(x, act.frequency, act.gain, pad=pad, **given)
     history = walk.next_history()

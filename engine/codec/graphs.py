@@ -32,7 +32,7 @@ class StreamDecoder(Protocol):
     groups: int
     samples_per_frame: int
 
-    def init_state(self, batch: int, device: Any = None, dtype: Any = None) -> Any: ...
+    def init_state(self, batch: int, device: Any = None) -> Any: ...
 
     def step(self, codes: Tensor, state: Any) -> tuple[Tensor, Any]: ...
 
@@ -90,7 +90,7 @@ class CodecRunner:
         self._main = self._ahead = Lane(self.device, capture_with=capture_with)
         self._order = SlotOrder()
         self._saved: torch.cuda.Event | None = None  # behind the last `save`
-        self._state = decoder.init_state(slots + 1, self.device, dtype)
+        self._state = decoder.init_state(slots + 1, self.device)
         self._views: dict[int, list[list[Tensor]]] = {}
         self._free = list(range(slots - 1, -1, -1))
         self.stats: dict[str, int] = {"graph_hits": 0, "eager": 0, "padded_rows": 0}

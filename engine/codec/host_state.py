@@ -51,8 +51,6 @@ class HostStateDecoder:
         self._decoder = decoder
         self.groups, self.samples_per_frame = decoder.groups, decoder.samples_per_frame
 
-    def init_state(
-        self, batch: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> HostState:
+    def init_state(self, batch: int, device: torch.device | str | None = None) -> HostState:
         """State of streams that have not begun; chunks are decoded on `device`."""
-        return HostState(self._decoder.init_state(batch, "cpu", dtype), torch.device(device or "cpu"))
+        return HostState(self._decoder.init_state(batch, "cpu"), torch.device(device or "cpu"))

@@ -76,6 +76,7 @@ def snake(
     history: Tensor | None = None,
     pad: int = 0,
     keep_total: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """t + gain * sin²(frequency * t) with t = x + bias + residual, computed in float32.
 
@@ -84,9 +85,10 @@ def snake(
         frequency, gain: [C] or [C, 1].
         bias: [C]. residual: like x. history: [B, C, H], put before the result. pad: H zeros instead.
         keep_total: also return t.
+        dtype: of the result; None: of x.
 
     Returns:
-        [B, C, H + T] like x, and t or None.
+        [B, C, H + T], and t like x or None.
     """
     batch, channels, steps = x.shape
     assert x.stride(2) == 1 or steps == 1
@@ -95,7 +97,7 @@ def snake(
     if history is not None:
         history = history.contiguous()
         pad = history.shape[2]
-    out = torch.empty((batch, channels, pad + steps), dtype=x.dtype, device=x.device)
+    out = torch.empty((batch, channels, pad + steps), dtype=dtype or x.dtype, device=x.device)
     total = torch.empty((batch, channels, steps), dtype=x.dtype, device=x.device) if keep_total else None
     columns = min(TILE, max(16, triton.next_power_of_2(pad + steps)))
     height = TILE // columns

@@ -68,6 +68,7 @@ def snake(
     history: Tensor | None = None,
     pad: int = 0,
     keep_total: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """t + gain * sin²(frequency * t) with t = x + bias + residual.
 
@@ -76,16 +77,17 @@ def snake(
         frequency, gain: [C] or [C, 1]. bias: [C].
         history: [B, H, C], put before the result. pad: H zeros instead.
         keep_total: also return t.
+        dtype: of the result; None: of x.
 
     Returns:
-        [B, H + T, C] like x, and t or None.
+        [B, H + T, C], and t like x or None.
     """
     batch, steps, channels = x.shape
     assert x.is_contiguous() and (residual is None or (residual.is_contiguous() and residual.shape == x.shape))
     if history is not None:
         history = history.contiguous()
         pad = history.shape[1]
-    out = torch.empty((batch, pad + steps, channels), dtype=x.dtype, device=x.device)
+    out = torch.empty((batch, pad + steps, channels), dtype=dtype or x.dtype, device=x.device)
     total = torch.empty_like(x) if keep_total else None
     _snake[(triton.cdiv((pad + steps) * channels, TILE), batch)](
         x,
@@ -198,14 +200,14 @@ def snake_to_samples(
         history: [B, H, C], the convolution's inputs before the first; None: zeros.
 
     Returns:
-        Samples in [-1, 1], float32 [B, T], and the last H inputs of the convolution [B, H, C] like x.
+        Samples in [-1, 1], float32 [B, T], and the last H inputs of the convolution [B, H, C] like weight.
     """
     batch, steps, channels = x.shape
     past = weight.shape[0] - 1
     assert x.is_contiguous() and (residual is None or (residual.is_contiguous() and residual.shape == x.shape))
     if history is not None:
         history = history.contiguous()
-    kept = torch.empty((batch, past, channels), dtype=x.dtype, device=x.device)
+    kept = torch.empty((batch, past, channels), dtype=weight.dtype, device=x.device)
     products = torch.empty((batch, past + 1, past + steps), dtype=torch.float32, device=x.device)
     out = torch.empty((batch, steps), dtype=torch.float32, device=x.device)
     _snake_taps[(triton.cdiv(past + steps, STEPS), batch)](

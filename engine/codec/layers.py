@@ -15,7 +15,11 @@ from engine.codec.streaming import StateWalk
 
 
 class CausalConv(nn.Module):
-    """Convolution whose output t sees inputs up to t. [B, in, T] -> [B, out, T]."""
+    """Convolution whose output t sees inputs up to t. [B, in, T] -> [B, out, T].
+
+    Its bias may be wider than its weight (`CodecDecoder.narrow`): inputs are then rounded to the weight's dtype, and
+    outputs have the bias's.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -24,16 +28,21 @@ class CausalConv(nn.Module):
         self.history_channels = in_channels
 
     def forward(self, x: Tensor, walk: StateWalk | None = None) -> Tensor:
+        x = _narrowed(self.conv, x)
         if self.history:
             x = walk.extend(x) if walk else F.pad(x, (self.history, 0))
-        return self.conv(x)
+        bias = _wide_bias(self.conv)
+        if bias is None:
+            return self.conv(x)
+        return F.conv1d(x, self.conv.weight, dilation=self.conv.dilation, groups=self.conv.groups) + bias
 
 
 class CausalUpsample(nn.Module):
     """Transposed convolution cut to its causal part. [B, in, T] -> [B, out, T * stride].
 
     The reference drops the last kernel - stride outputs, those that later inputs would still change. A chunk repeats
-    the few inputs that reach into it instead of keeping an output tail: the bias is then added exactly once.
+    the few inputs that reach into it instead of keeping an output tail: the bias is then added exactly once. Dtypes
+    as in `CausalConv`.
     """
 
     taps: Tensor | None
@@ -59,28 +68,44 @@ class CausalUpsample(nn.Module):
         taps = padded.view(inputs, outputs, reach, self.stride).flip(2)  # the oldest input first
         return taps.permute(3, 1, 0, 2).reshape(self.stride * outputs, inputs, reach)
 
-    def fold(self) -> None:
-        """The same map as one matrix product, `stride` outputs per step side by side as channels.
+    def fold(self, matrix: bool = True) -> None:
+        """The same map as one matrix product, `stride` outputs per step side by side as channels; or not again.
 
         CPUs have no fast transposed convolution; the product is several times faster.
         """
+        if not matrix:
+            self.taps = None
+            return
         taps = self.as_convolution()
         by_phase = taps.view(self.stride, -1, *taps.shape[1:])  # [stride, out, in, reach]
         self.taps = by_phase.permute(1, 0, 3, 2).reshape(taps.shape[0], -1).contiguous()
 
     def forward(self, x: Tensor, walk: StateWalk | None = None) -> Tensor:
         batch, _, steps = x.shape
+        x = _narrowed(self.conv, x)
         known = self.history if walk else 0  # inputs before the first new one
         if known and walk:
             x = walk.extend(x)
         if self.taps is None:
-            return self.conv(x)[..., known * self.stride : (known + steps) * self.stride]
+            bias = _wide_bias(self.conv)
+            y = self.conv(x) if bias is None else F.conv_transpose1d(x, self.conv.weight, stride=self.stride) + bias
+            return y[..., known * self.stride : (known + steps) * self.stride]
         if known != self.history:
             x = F.pad(x, (self.history, 0))
         columns = torch.cat([x[..., i : i + steps] for i in range(self.history + 1)], dim=1)
         side_by_side = torch.matmul(self.taps, columns).view(batch, -1, self.stride, steps)
         y = side_by_side.transpose(2, 3).reshape(batch, -1, steps * self.stride)
         return y + self.conv.bias[:, None] if self.conv.bias is not None else y
+
+
+def _wide_bias(conv: nn.Conv1d | nn.ConvTranspose1d) -> Tensor | None:
+    """The bias [C, 1] if its dtype is not the weight's: no convolution takes both, so it is added behind."""
+    return conv.bias[:, None] if conv.bias is not None and conv.bias.dtype != conv.weight.dtype else None
+
+
+def _narrowed(conv: nn.Conv1d | nn.ConvTranspose1d, x: Tensor) -> Tensor:
+    """x as a convolution with a wide bias takes it; for others as it is, which autocast may have chosen."""
+    return x if _wide_bias(conv) is None else x.to(conv.weight.dtype)
 
 
 class SnakeBeta(nn.Module):
@@ -137,7 +162,8 @@ class ResidualUnit(nn.Module):
         self.conv2 = CausalConv(channels, channels, 1)
 
     def forward(self, x: Tensor, walk: StateWalk | None = None) -> Tensor:
-        return x + self.conv2(self.act2(self.conv1(self.act1(x), walk)))
+        inner = self.conv2(self.act2(self.conv1(self.act1(x), walk)))
+        return _narrowed(self.conv1.conv, x) + inner  # kept as narrow as what the convolutions take
 
 
 class UpsampleBlock(nn.Module):

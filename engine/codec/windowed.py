@@ -81,10 +81,8 @@ class WindowedDecoder:
         self.decoder, self.left_context = decoder, left_context
         self.groups, self.samples_per_frame = decoder.groups, decoder.samples_per_frame
 
-    def init_state(
-        self, batch: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> WindowState:
-        """State of streams that have not begun; `dtype` is taken for the interface's sake, codes are integers."""
+    def init_state(self, batch: int, device: torch.device | str | None = None) -> WindowState:
+        """State of streams that have not begun."""
         device = device or self.decoder.pre_conv.conv.weight.device
         codes = torch.zeros(batch, self.groups, self.left_context, dtype=torch.int64, device=device)
         return WindowState(torch.zeros(batch, dtype=torch.int64, device=device), codes)

@@ -42,13 +42,13 @@ def test_every_sample_equals_device_state(decoder, windowed):  # noqa: F811
 
 def test_copies_go_to_the_decoders_device_and_come_back(decoder):  # noqa: F811
     """`meta` stands for a device that is not the host: the rows handed out lie there, what is kept does not."""
-    state = HostStateDecoder(decoder).init_state(3, "meta", torch.float32)
+    state = HostStateDecoder(decoder).init_state(3, "meta")
     assert all(t.device.type == "cpu" for t in state.tensors())
     rows = state.select(torch.tensor([2, 0]))
     assert rows.batch == 2 and all(t.device.type == "meta" for t in rows.tensors())
     kept = state.tensors()[1]
     kept.fill_(1.0)
-    new = HostStateDecoder(decoder).init_state(1, "cpu", torch.float32).kept
+    new = HostStateDecoder(decoder).init_state(1, "cpu").kept
     state.write(torch.tensor([1]), new)
     assert kept[0].min() == 1.0 and kept[1].abs().max() == 0.0
     state.reset(torch.tensor([0]))
