@@ -41,8 +41,8 @@ class TalkerConfig(Section):
     kv_cache_gib: float = Field(0.0, ge=0)  # 0: as many tokens as max_num_seqs * max_model_len need
     cudagraph: Literal["full", "decode", "none"] = "full"
     capture_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 480, 640, 960, 1280)
-    # auto: skinny, fused from three streams on. persistent: one kernel for one stream, where the GPU and the model suit
-    # it (docs/measurements/gpu.md: 6 % faster, first sound 1.4 ms later); otherwise as skinny.
+    # persistent (auto): one kernel for one stream, where the GPU and the model suit it; otherwise skinny, and fused for
+    # three streams or more
     predictor: Literal["auto", "fused", "skinny", "persistent", "plain"] = "auto"
     # fp8: the predictor's matrices in eight bits: skinny reads half the bytes, all else uses the same rounded weights.
     # It changes the distribution that codes are drawn from slightly, so it is off unless asked for.
@@ -50,7 +50,7 @@ class TalkerConfig(Section):
     # After the talker's step in CUDA graphs of its own (auto, own_graph) or without (eager), or inside the step and its
     # graph (graph; auto where there are no graphs, or with deterministic)
     predictor_placement: Literal["auto", "graph", "own_graph", "eager"] = "auto"
-    # The talker's own layers. skinny (auto): in steps of one row on CUDA the predictor's kernels of that name; paged:
+    # The talker's own layers. skinny: in steps of one row on CUDA the predictor's kernels of that name; paged (auto):
     # there in one kernel, too, what else vLLM's kernels do: norms, rotary embedding, cache and attention
     layers: Literal["auto", "separate", "skinny", "paged"] = "auto"
     # high (auto): where kernels of both wait for room on the GPU, the talker's start before the codec's

@@ -21,7 +21,7 @@ CHOICES = {
 
 # What "auto" means where any load may give other roundings.
 AUTO_PREDICTOR = "persistent"
-AUTO_LAYERS = "skinny"
+AUTO_LAYERS = "paged"
 AUTO_PRIORITY = "high"
 PREDICTOR_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows of graphs of its own
 
@@ -45,8 +45,8 @@ class TalkerSettings:
         capture_sizes: token counts to capture; those above max_num_batched_tokens are left out.
         predictor: "fused" (kernels of our own), "skinny" (for one or two streams on CUDA in bfloat16 fewer ones, that
             read the matrices themselves; otherwise as fused), "persistent" (for one stream a single kernel, on a Hopper
-            GPU and where the model's sizes suit it; otherwise as skinny) or "plain" (torch operations, for comparison);
-            "auto" is skinny, with `deterministic` fused.
+            GPU and where the model's sizes suit it; otherwise, and in the step beside a first chunk of the codec, as
+            skinny) or "plain" (torch operations, for comparison); "auto" is persistent, with `deterministic` fused.
         predictor_weights: "auto" is `dtype`; "fp8" rounds the predictor's matrices to eight bits (fp8.py), which shifts
             the sampled distribution slightly. The same weights on every path; skinny's kernels read half the bytes,
             persistent has none for them (and is skinny then).
@@ -56,10 +56,10 @@ class TalkerSettings:
             "auto" is own_graph where prompts run in graphs, unless `deterministic`; else inside the step.
         layers: the talker's own layers: "separate" (one kernel for each product and norm), "skinny" (in a step of one
             row on CUDA in bfloat16 the predictor's kernels of that name; otherwise as separate) or "paged" (as skinny,
-            with norms, rotary embedding, cache and attention in one kernel, too, in place of vLLM's); "auto" is skinny
+            with norms, rotary embedding, cache and attention in one kernel, too, in place of vLLM's); "auto" is paged
             unless `deterministic`, or with a plain predictor, which has no such kernels.
-        stream_priority: CUDA only: with "high", where both wait for room, the device starts the talker's kernels before
-            the codec's; with "normal" in the order in which they came.
+        stream_priority: CUDA only: with "high" ("auto"), where both wait for room, the device starts the talker's
+            kernels before the codec's; with "normal" in the order in which they came.
         deterministic: CUDA only: the same seed gives the same codes at any load. vLLM's batch-invariant kernels (about
             10 ms a step instead of 6), and each prompt in a step of its own (an arrival costs the others a step).
         self_check: CUDA graphs: compare hidden states of graph and eager steps at start, refuse to run if they differ.

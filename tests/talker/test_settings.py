@@ -50,7 +50,7 @@ def test_what_auto_means_for_the_predictor():
 
 def test_what_auto_means_for_the_layers():
     assert TalkerSettings(layers="skinny").layers_path == "skinny"
-    assert TalkerSettings().layers_path == AUTO_LAYERS == "skinny"
+    assert TalkerSettings().layers_path == AUTO_LAYERS == "paged"
     for other in ({"device": "cuda", "deterministic": True}, {"predictor": "plain"}):
         assert TalkerSettings(**other).layers_path == "separate"
     config = EngineConfig.load(None, **{"talker.layers": "skinny"})
