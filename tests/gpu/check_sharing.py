@@ -2,7 +2,7 @@
 
     python3 -m tests.gpu.check_sharing "streams=32" "streams=32,gather=4,lead_s=0.1" "streams=32,fill=0"
 
-Each argument is a run of --seconds: how many streams, fields of SchedulerSettings, and fill=0 for ends that are cut into
+Each argument is a run of --seconds: how many streams, fields of SchedulerSettings, fill=0 for ends that are cut into
 captured sizes instead of filled up. Requests of 12 to 110 frames, drawn with a fixed seed.
 """
 
@@ -121,12 +121,16 @@ def main() -> None:
             heard = loop.run(streams, args.seconds)
             wall = time.monotonic() - began
             step, waited = (1e3 * statistics.mean(each) for each in zip(*steps, strict=True))
-            later = heard.first[streams:] or heard.first
+            median, most, later = (
+                percentile(heard.first, 0.5),
+                percentile(heard.first, 0.95),
+                percentile(heard.first[streams:] or heard.first, 0.95),
+            )
             print(
-                f"result {run}: {heard.audio / wall:.0f} x; step {step:.2f} ms, of it waiting {waited:.2f}; first sound "
-                f"p50 {percentile(heard.first, 0.5):.1f}, p95 {percentile(heard.first, 0.95):.1f} ms (after the first "
-                f"wave {percentile(later, 0.95):.1f}), whole {1e3 * statistics.mean(heard.whole):.0f} ms; interrupted "
-                f"{len(heard.late)}; {(stage.batches - before) / len(steps):.2f} codec steps a talker step",
+                f"result {run}: {heard.audio / wall:.0f} x; step {step:.2f} ms, waiting {waited:.2f}; first sound "
+                f"p50 {median:.1f}, p95 {most:.1f} ms ({later:.1f} after the first wave), whole "
+                f"{1e3 * statistics.mean(heard.whole):.0f} ms; interrupted {len(heard.late)}; "
+                f"{(stage.batches - before) / len(steps):.2f} codec steps a talker step",
                 flush=True,
             )
     finally:
