@@ -66,6 +66,7 @@ class CodecRunner:
         capture: (batch, frames) sizes to capture. Largest first shares the memory pool best.
         ahead: sizes to capture once more, on a stream of the highest priority: what is launched there (`ahead=True`)
             waits for nothing that was launched before, unless it is of the same slot.
+        dtype: of the decoder's convolutions: in float16 cuDNN measures its kernels while graphs are captured.
         capture_with: how to capture; defaults to CUDA graphs on a GPU and to eager runs elsewhere.
 
     Raises:
@@ -157,12 +158,12 @@ class CodecRunner:
         """Begin decoding the next T frames of each slot; on a GPU this returns before the work is done.
 
         What is done to one slot happens in the order of the calls, so a slot may be launched again, closed or reused at
-        once. Launches run in order on the codec's own stream.
+        once.
 
         Args:
             slots: n different open slots.
             codes: int64 [n, G, T] on the CPU.
-            ahead: in a stream of their own, ahead of all others; T is one of `ahead`'s sizes.
+            ahead: in their own lane, ahead of all others, which run in the order of the calls; T is one of its sizes.
         """
         lane = self._ahead if ahead else self._main
         with self._working(lane, slots):

@@ -32,9 +32,8 @@ class Lane:
         """priority: below 0, the device starts this lane's kernels before those of a stream nearer to 0."""
         self.stream = torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None
         self.graphs: dict[int, list[Graph]] = {}
-        self.capture_with = capture_with or capture_on(
-            device
-        )  # a pool of memory for each lane: graphs of one take turns
+        # Memory of its own: graphs that share it take turns.
+        self.capture_with = capture_with or capture_on(device)
 
     def on(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()

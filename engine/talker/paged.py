@@ -28,7 +28,8 @@ class PagedAttention:
         self.geometry, self.rotary, g = geometry, rotary, geometry
         each, device = g.heads // g.kv_heads, rotary.device
         self.suits = _power_of_two(each) and _power_of_two(g.head_dim)
-        self._partial = torch.zeros(g.kv_heads, PARTS, each, g.head_dim + 2, device=device)
+        # vLLM's default dtype while it makes a model is the model's
+        self._partial = torch.zeros(g.kv_heads, PARTS, each, g.head_dim + 2, dtype=torch.float32, device=device)
         self._counters = torch.zeros(g.kv_heads, dtype=torch.int32, device=device)
 
     def reads(self, cache: torch.Tensor) -> bool:

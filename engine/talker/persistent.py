@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,10 +28,14 @@ class Shape(NamedTuple):
 
 
 SHAPE = Shape()
+# In use in this process. Two kernels whose programs wait for each other, started side by side on one device, could each
+# hold a part of it and wait for ever.
+_live: weakref.WeakSet[PersistentPredictor] = weakref.WeakSet()
 
 
 def fits(geometry: TalkerGeometry, device: torch.device, shape: Shape = SHAPE) -> bool:
-    """Whether each program can hold its part of every matrix, and the device (Hopper or later) all of them at once."""
+    """Whether each program can hold its part of every matrix, and the device (Hopper or later) all of them at once,
+    which no other predictor of this process may have."""
     g, narrow = geometry.predictor, shape.programs * shape.warps * shape.narrow
     wide = shape.programs * shape.warps * shape.each
     suits = (
@@ -42,6 +47,8 @@ def fits(geometry: TalkerGeometry, device: torch.device, shape: Shape = SHAPE) -
         and g.head_dim & (g.head_dim - 1) == 0
     )
     if not suits or device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    if any(other.device == device for other in _live):
         return False
     return torch.cuda.get_device_properties(device).multi_processor_count >= shape.programs
 
@@ -56,6 +63,12 @@ class PersistentPredictor:
         """Reads `model.predictor` and `model.geometry`."""
         self.predictor, self.geometry, self.shape = model.predictor, model.geometry, shape
         self.stacked: dict[str, torch.Tensor] = {}
+        self.device = self.predictor.norm.device
+        _live.add(self)
+
+    def close(self) -> None:
+        """Will not run again: leave the device to another one."""
+        _live.discard(self)
 
     @torch.no_grad()
     def finish_loading(self) -> None:

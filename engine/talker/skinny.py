@@ -211,6 +211,10 @@ class SkinnyStep(FusedStep):
         if self.skinny is not None:
             self.skinny.finish_loading(self.fp8)
 
+    def close(self) -> None:
+        if self.persistent is not None:
+            self.persistent.close()
+
     def over_pages(self, index: int, qkv: torch.Tensor, positions: torch.Tensor, pdl: bool) -> torch.Tensor | None:
         """As `attended`, of one row; None where vLLM's has to do it (a profiling run has no cache)."""
         if self.paged is None or qkv.shape[0] != 1:

@@ -321,6 +321,8 @@ class Talker:
         client, self._client = self._client, None
         if client is not None:
             compat.stop(client)
+            if hasattr(self, "model"):  # else the start failed
+                self.model.step.close()
 
     def __enter__(self) -> Talker:
         return self

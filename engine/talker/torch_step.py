@@ -41,6 +41,9 @@ class TorchStep:
     def finish_loading(self) -> None:
         """Called once the weights are in place."""
 
+    def close(self) -> None:
+        """Will not run again."""
+
     def crowds(self, rows: int) -> bool:
         """Whether the predictor of so many rows takes the whole device, so that other work waits for its end."""
         return False

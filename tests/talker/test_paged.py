@@ -86,6 +86,15 @@ def test_padding_is_not_stored():
     assert torch.equal(cache, before)
 
 
+def test_what_is_merged_is_float32_whatever_the_model_is():
+    geometry, rotary = scene(20, "heads first", torch.float32)[0], torch.zeros(1)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert PagedAttention(geometry, rotary)._partial.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_other_caches_are_left_to_vllm():
     geometry, _, cache, _ = scene(20, "heads first", torch.float32)
     attention = PagedAttention(geometry, rotary_table(geometry, 640).to(DEVICE))

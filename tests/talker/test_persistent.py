@@ -81,6 +81,11 @@ def test_where_it_suits(monkeypatch):
             for name, value in other.items():
                 patch.setitem(gpu, name, value)
             assert not fits(published, cuda)
+    model = SimpleNamespace(predictor=SimpleNamespace(norm=SimpleNamespace(device=cuda)), geometry=published)
+    first = PersistentPredictor(model)
+    assert not fits(published, cuda) and fits(published, torch.device("cuda:1"))  # one at a time on a device
+    first.close()
+    assert fits(published, cuda)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="the interpreter cuts bfloat16 off")
