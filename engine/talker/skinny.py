@@ -216,12 +216,13 @@ class SkinnyStep(FusedStep):
             self.persistent.close()
 
     def over_pages(self, index: int, qkv: torch.Tensor, positions: torch.Tensor, pdl: bool) -> torch.Tensor | None:
-        """As `attended`, of one row; None where vLLM's has to do it (a profiling run has no cache)."""
+        """As `attended`, of one row; None where vLLM's has to do it: a profiling run has no cache, and only
+        FlashAttention's is known to be laid out as the kernel reads it."""
         if self.paged is None or qkv.shape[0] != 1:
             return None
         cache: Any = self.model.attentions[index].kv_cache
         metadata, slots = self.model.metadata()
-        if metadata is None or not self.paged.reads(cache):
+        if type(metadata).__name__ != "FlashAttentionMetadata" or not self.paged.reads(cache):
             return None
         layer = decoder_layers(self.model.layers)[index]
         return self.paged.attend(layer, qkv, cache, positions, metadata.block_table, slots, pdl)

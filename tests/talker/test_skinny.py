@@ -190,6 +190,10 @@ def test_layers(monkeypatch):
             assert torch.equal(x, given)
 
 
+class FlashAttentionMetadata(SimpleNamespace):
+    """By this name vLLM's FlashAttention backend is known."""
+
+
 def test_layers_over_the_paged_cache(monkeypatch):
     """A sequence, one row at a time; as by plain layers whose attention sees all rows at once. Where the cache is of
     another layout, or in a profiling run, which has none, the attention is vLLM's."""
@@ -218,13 +222,19 @@ def test_layers_over_the_paged_cache(monkeypatch):
         model.attentions = [SimpleNamespace(kv_cache=torch.zeros(shape)) for _ in range(g.layers)]
         for position in range(length):
             slot = table[0, position // page].long() * page + position % page
-            model.metadata = lambda slot=slot: (SimpleNamespace(block_table=table), slot[None])
+            model.metadata = lambda slot=slot: (FlashAttentionMetadata(block_table=table), slot[None])
             found = skinny.few_rows(x[position : position + 1], torch.tensor([position]))
             torch.testing.assert_close(found, want[position : position + 1], rtol=1e-4, atol=1e-4)
-        model.attentions = theirs
+        caches, model.attentions = model.attentions, theirs
         one, where = torch.randn(1, g.hidden), torch.tensor([3])
-        for metadata in ((None, None), model.metadata()):
+        found = model.metadata()
+        for metadata, kv_cache in (
+            ((None, None), caches[0].kv_cache),
+            (found, theirs[0].kv_cache),
+            ((SimpleNamespace(block_table=table), found[1]), caches[0].kv_cache),  # of another backend
+        ):
             model.metadata = lambda metadata=metadata: metadata
+            monkeypatch.setattr(theirs[0], "kv_cache", kv_cache)
             torch.testing.assert_close(skinny.few_rows(one, where), plain.layers(one, where), rtol=1e-4, atol=1e-4)
 
 
@@ -248,7 +258,7 @@ def test_predictor_and_layers_are_chosen_one_by_one(dtype, monkeypatch):
     model, half = SimpleNamespace(fp8=False), dtype == torch.bfloat16
     model.geometry = TalkerGeometry.from_config(geometry_config(head_dim=64))
     model.head, model.max_positions, model.max_rows = torch.zeros(1, dtype=dtype), 16, 2
-    model.predictor = None
+    model.predictor = SimpleNamespace(norm=torch.zeros(1))
     cuda = torch.device("cuda")
     for predictor in ("skinny", "fused"):
         for layers in ("skinny", "separate"):
