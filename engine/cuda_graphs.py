@@ -6,7 +6,8 @@ buffers and bookkeeping are the same code and are tested without a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +40,18 @@ class CudaCapture:
                 run()
         caller.wait_stream(stream)
         return graph.replay
+
+
+@contextmanager
+def captures_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Graphs that name no stream to be captured on, as vLLM's, are captured on this one: a graph's kernels keep the
+    priority of the stream that they were captured on, whatever stream the graph is launched on."""
+    kept = torch.cuda.graph.default_capture_stream
+    torch.cuda.graph.default_capture_stream = stream or kept
+    try:
+        yield
+    finally:
+        torch.cuda.graph.default_capture_stream = kept
 
 
 def run_eagerly(run: Callable[[], None]) -> Callable[[], None]:

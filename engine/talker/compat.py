@@ -153,18 +153,6 @@ def start(config: Any, settings: TalkerSettings) -> Any:
     return client
 
 
-@contextlib.contextmanager
-def captures_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Graphs that name no stream to be captured on, as vLLM's, are captured on this one: a graph's kernels keep the
-    priority of the stream that they were captured on, whatever stream the graph is launched on."""
-    kept = torch.cuda.graph.default_capture_stream
-    torch.cuda.graph.default_capture_stream = stream or kept
-    try:
-        yield
-    finally:
-        torch.cuda.graph.default_capture_stream = kept
-
-
 _live: list[Any] = []  # clients started in this process and not stopped
 
 

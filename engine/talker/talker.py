@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from engine.cuda_graphs import CudaCapture
+from engine.cuda_graphs import CudaCapture, captures_on
 from engine.errors import ChorusError, ConfigError, EngineClosed, EngineFailed, InvalidRequest
 from engine.talker import compat, derived_config, host_work, weights
 from engine.talker.frames import PinnedReports
@@ -81,7 +81,7 @@ class Talker:
         compat.kv_cache_bytes(self.geometry, settings)  # refuses before anything is imported or made
         compat.prepare_environment(settings)
         try:
-            with self._on_stream(), compat.captures_on(self._stream):
+            with self._on_stream(), captures_on(self._stream):
                 self._start(checkpoint)
         except BaseException:
             self.close()

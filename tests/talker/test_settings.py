@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.cuda_graphs import captures_on
 from engine.errors import CheckpointError, ConfigError, InvalidRequest
-from engine.talker import PromptRows, SlotOptions, SlotsFull, TalkerSettings, compat
+from engine.talker import PromptRows, SlotOptions, SlotsFull, TalkerSettings
 from engine.talker.geometry import TalkerGeometry
 from engine.talker.settings import AUTO_LAYERS, AUTO_PREDICTOR
 from engine.talker.slots import LAST_ROW, PROMPT_LEN, SEED, TEMPERATURE, TOP_K, SlotBuffers, SlotPool
@@ -202,9 +203,9 @@ def test_whose_kernels_go_first():
 def test_graphs_that_name_no_stream_are_captured_on_the_one_given():
     """vLLM's: a graph's kernels keep the priority of the stream that they were captured on."""
     before, stream = torch.cuda.graph.default_capture_stream, object()
-    with pytest.raises(ZeroDivisionError), compat.captures_on(stream):
+    with pytest.raises(ZeroDivisionError), captures_on(stream):
         assert torch.cuda.graph.default_capture_stream is stream
         raise ZeroDivisionError
-    with compat.captures_on(None):
+    with captures_on(None):
         assert torch.cuda.graph.default_capture_stream is before
     assert torch.cuda.graph.default_capture_stream is before
