@@ -62,14 +62,15 @@ def codec_device(config: EngineConfig, talker: torch.device) -> torch.device:
 
 def load_codec(config: EngineConfig, checkpoint: Checkpoint, target: torch.device) -> Codec:
     """The codec in `codec.dtype`. auto: on CUDA float16, as near to exact as TF32, which float32 is there, and 1.7
-    times as fast (docs/measurements/gpu.md); float32 on the CPU, and where the weights do not bear float16.
+    times as fast (docs/measurements/gpu.md); float32 on the CPU, where the weights do not bear float16, and where a
+    chunk may run outside of graphs: there cuDNN's unmeasured choices take 70 ms for each of two convolutions.
 
     Raises:
         CheckpointError, ConfigError: see Codec.load.
     """
     if config.codec.dtype != "auto":
         return Codec.load(checkpoint, target, getattr(torch, config.codec.dtype))
-    if target.type == "cuda":
+    if target.type == "cuda" and any(frames == 1 for _, frames in capture(config)):  # then every chunk has graphs
         try:
             return Codec.load(checkpoint, target, torch.float16, AUTO_LEAST_DB)
         except ConfigError as error:

@@ -93,6 +93,9 @@ def test_what_auto_means(checkpoint, monkeypatch, caplog):
     assert wiring.load_codec(auto, checkpoint, cuda) == torch.float32 and "do not bear it" in caplog.text
     with pytest.raises(ConfigError, match="bear"):
         wiring.load_codec(half, checkpoint, cuda)
+    bears[0] = True
+    for eager in ({"codec.state": "host"}, {"codec.capture": [[4, 2], [4, 8]]}):  # chunks of one frame have no graph
+        assert wiring.load_codec(EngineConfig.load(None, **eager), checkpoint, cuda) == torch.float32
     assert asked[1] == ("cuda:1", torch.float16, 50.0) and asked[4] == ("cuda:1", torch.float32, None)
 
 
