@@ -78,9 +78,9 @@ class CodecConfig(Section):
     # Streams with time in hand wait until so many can share a codec step; auto: on a GPU one of eight, four at most
     gather: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     capture: tuple[tuple[int, int], ...] = ()  # (batch, frames) graphs; (): from the chunk schedule
-    # auto: on CUDA float16 in the upsampling blocks, where nearly all the work is, if the weights at hand bear it and all
-    # chunks run in graphs (else float32, which is TF32 there and 1.7 times as slow; the start is half a minute shorter);
-    # float32 on the CPU
+    # auto: on CUDA float16 in the upsampling blocks, where nearly all the work is, if the weights at hand bear it and
+    # all chunks run in graphs (else float32, which is TF32 there and 1.7 times as slow, but starts half a minute
+    # sooner); float32 on the CPU
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 
