@@ -40,7 +40,6 @@ class CodecStage:
         self._jobs: dict[str, Job] = {}
         self._launched: deque[_Launch] = deque()
         self._first: deque[_Launch] = deque()  # first chunks that go ahead
-        self._goes_ahead = bool(settings.ahead)
         self._primed: OrderedDict[str, SlotState] = OrderedDict()
         self.batches = 0
 
@@ -90,7 +89,7 @@ class CodecStage:
         """
         yield from self._collect()
         while True:
-            while self._goes_ahead and (batch := self._queue.take(time.monotonic(), ahead=True)):
+            while self._queue.settings.ahead and (batch := self._queue.take(time.monotonic(), ahead=True)):
                 yield from self._launch_all(batch, ahead=True)
             while len(self._launched) < self._in_flight:
                 if (batch := self._queue.take(time.monotonic())) is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.chunks import CHUNK_SCHEDULES, check_schedule, next_boundary, playback_end
@@ -164,6 +164,35 @@ def test_playback_goes_on_from_the_chunk_that_ended_an_underrun():
     assert playback_end(7.0, 8.0, 25) == 10.0  # late: the listener waited from 7 to 8
 
 
+def test_few_streams_wait_for_little_company():
+    """One of eight: at ten streams nobody waits, at forty each for four."""
+    auto = SchedulerSettings(gather=4, gather_share=8)
+    busy = [stream(f"b{i}", arrival=9, produced=1, decoded=1, plays_until=9.0) for i in range(40)]
+    rest = [stream(str(i), arrival=i, produced=3, decoded=1, plays_until=9.0) for i in range(4)]
+    assert next_batch([*rest[:1], *busy[:14]], auto, now=0).streams == ("0",)
+    assert next_batch([*rest[:1], *busy[:15]], auto, now=0) is None
+    assert next_batch([*rest[:2], *busy[:15]], auto, now=0).streams == ("0", "1")
+    assert next_batch([*rest[:3], *busy], auto, now=0) is None
+    assert next_batch([*rest, *busy], auto, now=0).streams == ("0", "1", "2", "3")
+    assert next_batch([*rest[:1], *busy], auto, now=8.9).streams == ("0",)  # about to run dry
+
+
+def test_first_chunks_that_go_ahead_are_chosen_by_themselves():
+    streams = [
+        stream("first", arrival=2, produced=1),
+        stream("other size", arrival=1, produced=5),  # its schedule begins with another number
+        stream("second", arrival=0, produced=3, decoded=1, plays_until=99.0),
+    ]
+    streams[1].schedule = (5,)
+    settings = SchedulerSettings(ahead=frozenset({1}), batching=False)
+    assert next_batch(streams, settings, now=0, ahead=True).streams == ("first",)
+    assert next_batch(streams, settings, now=0).streams == ("other size",)
+    assert next_batch(streams[::2], settings, now=0).streams == ("second",)
+    assert next_batch(streams[1:], settings, now=0, ahead=True) is None
+    assert next_batch(streams[:1], settings, now=0) is None
+    assert next_batch(streams[:1], SchedulerSettings(), now=0, ahead=True) is None  # all wait in one queue
+
+
 # --- admission ------------------------------------------------------------------------------------------------
 
 
@@ -194,183 +223,3 @@ def test_the_task_gate_limits_each_task_by_itself():
     chosen = next_batch(streams, gate, now=0).streams
     assert [s for s in chosen if s[0] == "c"] == ["c0"]
     assert [s for s in chosen if s[0] == "b"] == [f"b{i}" for i in range(10)]
-
-
-# --- whole runs -----------------------------------------------------------------------------------------------
-
-schedules = st.sampled_from([*CHUNK_SCHEDULES.values(), (3, 7), (5,)])
-settings_of_runs = st.builds(
-    SchedulerSettings,
-    schedule=schedules,
-    max_batch=st.integers(1, 9),
-    batching=st.booleans(),
-    gather=st.sampled_from([1, 1, 4]),
-    admission=st.sampled_from([None, 1, 3, 10, TASK_GATE]),
-    captured=st.sampled_from([frozenset(), frozenset({(b, f) for b in (1, 4) for f in (1, 2, 4, 8, 12, 25)})]),
-)
-FILLED = {1: (1, 1), 2: (2, 2), 4: (3, 4), 8: (5, 8), 12: (9, 12), 25: (13, 25)}  # frames that a step is filled up from
-arrivals = st.lists(
-    st.tuples(
-        st.integers(0, 30),  # the step of its arrival
-        st.integers(0, 70),  # frames in all
-        st.none() | schedules,
-        st.sampled_from(["base", "custom_voice", "voice_design"]),
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-def drive(plan, limits, decisions_per_step=2, step_s=0.04):
-    """A talker that gives every stream one frame a step, and a codec that may run a few times a step."""
-    queue, log, left, now, step = CodecQueue(limits), [], {}, 0.0, 0
-    waiting = {f"s{i}": entry for i, entry in enumerate(plan)}
-    while waiting or left:
-        for name in [n for n, entry in waiting.items() if entry[0] <= step]:
-            _, frames, schedule, task = waiting.pop(name)
-            queue.add(name, schedule=schedule, task=task)
-            left[name] = frames
-        for name, frames in left.items():
-            if frames >= 0:
-                queue.produce(name, min(1, frames), now, ended=frames <= 1)
-                left[name] = frames - 1 if frames > 1 else -1  # -1: the talker is through with it
-        for _ in range(decisions_per_step):
-            if (batch := queue.take(now)) is None:
-                break
-            log.append((now, batch))
-        for name in [n for n in left if queue.done(n)]:
-            queue.remove(name)
-            del left[name]
-        now += step_s
-        step += 1
-        assert step < 5000, f"stuck with {left} left"
-    assert len(queue) == 0
-    return log
-
-
-@settings(max_examples=150, deadline=None)
-@given(arrivals, settings_of_runs)
-def test_every_frame_is_decoded_once_in_order_and_on_schedule(plan, limits):
-    log = drive(plan, limits)
-    for i, (_, frames, schedule, _) in enumerate(plan):
-        sizes = [batch.frames for _, batch in log if f"s{i}" in batch.streams]
-        at, sizes_wanted = 0, schedule or limits.schedule
-        for size in sizes:
-            taken, border = min(size, frames - at), next_boundary(at, sizes_wanted)
-            assert 0 < taken and at + taken <= border, "a step crosses no chunk border"
-            if not limits.captured:
-                assert taken == size and at + size in (border, frames), "whole chunks, but for the flush at the end"
-            else:
-                assert size in (1, 2, 4, 8, 12, 25)
-                assert taken in (size, *range(*FILLED[size])), "filled up only where a smaller step has no room"
-            at += taken
-        assert at == frames  # each frame once; the order is the order of the batches
-    for _, batch in log:
-        assert len(set(batch.streams)) == len(batch.streams) <= limits.batch_limit(batch.frames)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 64), st.integers(1, 16), schedules, st.booleans())
-def test_equal_streams_form_no_staircase(count, max_batch, schedule, backlog):
-    """vllm-omni #3163: four clones at once heard 677, 1252, 2760 and 3333 ms. Here all first chunks come first.
-
-    Even when later chunks wait beside them, as long as no listener is about to run dry.
-    """
-    queue = CodecQueue(SchedulerSettings(schedule=schedule, max_batch=max_batch, lead_s=0.0 if backlog else 0.25))
-    for i in range(count):
-        queue.add(str(i))
-        queue.produce(str(i), sum(schedule) * 2 if backlog else schedule[0], now=0.0)
-    first = set()
-    for _ in range(math.ceil(count / max_batch)):
-        batch = queue.take(now=0.0)
-        assert batch.frames == schedule[0]
-        first.update(batch.streams)
-    assert len(first) == count
-
-
-def test_few_streams_wait_for_little_company():
-    """One of eight: at ten streams nobody waits, at forty each for four."""
-    auto = SchedulerSettings(gather=4, gather_share=8)
-    busy = [stream(f"b{i}", arrival=9, produced=1, decoded=1, plays_until=9.0) for i in range(40)]
-    rest = [stream(str(i), arrival=i, produced=3, decoded=1, plays_until=9.0) for i in range(4)]
-    assert next_batch([*rest[:1], *busy[:14]], auto, now=0).streams == ("0",)
-    assert next_batch([*rest[:1], *busy[:15]], auto, now=0) is None
-    assert next_batch([*rest[:2], *busy[:15]], auto, now=0).streams == ("0", "1")
-    assert next_batch([*rest[:3], *busy], auto, now=0) is None
-    assert next_batch([*rest, *busy], auto, now=0).streams == ("0", "1", "2", "3")
-    assert next_batch([*rest[:1], *busy], auto, now=8.9).streams == ("0",)  # about to run dry
-
-
-def test_admission_1_does_form_the_staircase():
-    """What the experiment shows: the n-th listener waits for n-1 whole utterances."""
-    plan = [(0, 50, None, "base")] * 4
-    starts = {}
-    for now, batch in drive(plan, SchedulerSettings(schedule=(25,), admission=1)):
-        for name in batch.streams:
-            starts.setdefault(name, now)
-    gaps = [b - a for a, b in pairwise(sorted(starts.values()))]
-    assert len(gaps) == 3 and sum(gaps) > 0
-    together = {}
-    for now, batch in drive(plan, SchedulerSettings(schedule=(25,))):
-        for name in batch.streams:
-            together.setdefault(name, now)
-    assert len(set(together.values())) == 1
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(2, 20), st.integers(1, 20), st.integers(1, 40))
-def test_nobody_starves_when_the_codec_is_too_slow(count, step_ms, first_at):
-    """Endless streams with chunks always ready, one per decision: the rival's first chunk still gets its turn."""
-    queue = CodecQueue(SchedulerSettings(schedule=(1,), batching=False, patience_s=0.3))
-    for i in range(count):
-        queue.add(f"old{i}")
-        queue.produce(f"old{i}", 10_000, now=0.0)
-    now, served = 0.0, []
-    for step in range(first_at + 2 * count + 1000 // step_ms + 2):
-        if step == first_at:
-            arrived = now
-            queue.add("new")
-            queue.produce("new", 1, now)
-        served.append((now, queue.take(now).streams[0]))
-        now += step_ms / 1000
-    when = next(t for t, name in served if name == "new")
-    # Once its deadline has passed, each of the others goes before it at most once.
-    assert when <= arrived + 0.3 + (count + 1) * step_ms / 1000
-    assert {name for _, name in served} >= {f"old{i}" for i in range(min(count, len(served) - 1))}
-
-
-def test_a_cancelled_stream_frees_its_place():
-    queue = CodecQueue(SchedulerSettings(admission=1, schedule=(1,)))
-    queue.add("a")
-    queue.add("b")
-    queue.produce("a", 1, now=0.0)
-    queue.produce("b", 1, now=0.0)
-    assert queue.take(0.0).streams == ("a",)
-    assert queue.take(0.0) is None
-    assert queue.remove("a") and not queue.remove("a")
-    queue.produce("a", 1, now=0.1)  # the talker's last step before it heard of the cancel
-    assert queue.take(0.1).streams == ("b",)
-    assert "a" not in queue
-
-
-def test_a_used_id_is_refused():
-    queue = CodecQueue(SchedulerSettings())
-    queue.add("a")
-    with pytest.raises(ValueError, match="already queued"):
-        queue.add("a")
-
-
-def test_first_chunks_that_go_ahead_are_chosen_by_themselves():
-    streams = [
-        stream("first", arrival=2, produced=1),
-        stream("other size", arrival=1, produced=5),  # its schedule begins with another number
-        stream("second", arrival=0, produced=3, decoded=1, plays_until=99.0),
-    ]
-    streams[1].schedule = (5,)
-    settings = SchedulerSettings(ahead=frozenset({1}), batching=False)
-    assert next_batch(streams, settings, now=0, ahead=True).streams == ("first",)
-    assert next_batch(streams, settings, now=0).streams == ("other size",)
-    assert next_batch(streams[::2], settings, now=0).streams == ("second",)
-    assert next_batch(streams[1:], settings, now=0, ahead=True) is None
-    assert next_batch(streams[:1], settings, now=0) is None
-    assert next_batch(streams[:1], SchedulerSettings(), now=0, ahead=True) is None  # all wait in one queue

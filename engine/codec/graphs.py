@@ -90,7 +90,7 @@ class CodecRunner:
         # A stream of its own: the codec's work overlaps the talker's instead of queueing behind the next step.
         self._main = self._ahead = Lane(self.device, capture_with=capture_with)
         self._order = SlotOrder()
-        self._saved: torch.cuda.Event | None = None  # behind the last `save`
+        self._saved: torch.cuda.Event | None = None  # behind the last `save`, which the other lane has to wait for
         self._state = decoder.init_state(slots + 1, self.device)
         self._views: dict[int, list[list[Tensor]]] = {}
         self._free = list(range(slots - 1, -1, -1))
@@ -131,9 +131,9 @@ class CodecRunner:
         """A copy of a slot's state, to begin other streams from it (`restore`)."""
         with torch.inference_mode(), self._working(self._main, [slot]):
             state = self._state.select(self._index([slot]))
-        self._saved = self._main.mark()
-        if self._ahead.stream is not None:  # which may still read the copy when it is forgotten
-            for tensor in state.tensors():
+        if self._ahead is not self._main and self._ahead.stream is not None:
+            self._saved = self._main.mark()
+            for tensor in state.tensors():  # the other lane may still read the copy when it is forgotten
                 tensor.record_stream(self._ahead.stream)
         return state
 

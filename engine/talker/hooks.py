@@ -58,9 +58,10 @@ class TalkerModelState(DefaultModelState):
         super().__init__(*args, **kwargs)
         self.sample_rows = torch.zeros(self.max_num_reqs, dtype=torch.int64, device=self.device)
         self.sample_count = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.after: Any = getattr(self.model, "after")  # noqa: B009  # of a Module, which may have anything
-        if self.after is not None:
-            self.after.rows = self.sample_rows
+        after: Any = self.model.after
+        self.after = after
+        if after is not None:
+            after.rows = self.sample_rows
 
     def custom_sampler(self, sampler: Any) -> tuple[Any, Any] | None:
         """Asked once, after loading; None leaves vLLM's own."""
